@@ -1,0 +1,39 @@
+# From a fresh clone, `make demo` and `make test` do all the set-up they need: a virtual environment in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow test-gpu check format speed clean
+
+demo: .venv/ready
+	$(BIN)/hatrack demo
+
+test: .venv/ready
+	$(BIN)/pytest
+
+test-slow: .venv/ready
+	$(BIN)/pytest -m slow
+
+test-gpu: .venv/ready
+	$(BIN)/pytest -m gpu
+
+check: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+speed: .venv/ready
+	$(BIN)/python -m speed.step
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+# torch first and by its exact version: a range would fetch gigabytes of GPU libraries.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 setuptools
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	touch .venv/ready

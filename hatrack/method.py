@@ -1,0 +1,53 @@
+"""A method is one class in one file, and this is the base of all: plain sequential SGD, with five places to change it.
+
+The rule of the step. `loss`, `edit_grads` and `constrain` run inside the training step. There, Python may depend on the
+task but never on a tensor's value, nothing is rebound, and no tensor is made from Python numbers (`torch.tensor(...)`).
+Then the same step runs eagerly, compiled, or recorded as a CUDA graph. `rules.watch_step` checks it on any machine.
+"""
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hatrack.networks.network import Network
+from hatrack.task import Batch, Task, TaskId
+
+
+class Fit(Protocol):
+    """Trains a method on a task: the `fit` that `learn` is given. A `Trainer` is one."""
+
+    def __call__(
+        self, method: "Method", task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any
+    ) -> Any:
+        """`changes` are fields of the regime for this fit alone. Parameters in `plain` take SGD steps with a learning rate
+        of their own (scaled by the schedule), without decay, outside the norm that is clipped, whatever the optimizer."""
+
+
+class Method(nn.Module):
+    """Plain sequential SGD: each task is trained in turn and nothing protects the earlier ones.
+
+    `forward` predicts, the parameters are what is learned, the buffers what is remembered, `state_dict()` the checkpoint.
+    """
+
+    def __init__(self, net: Network) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, task: TaskId) -> Tensor:
+        """The logits of that task."""
+        return self.net(x, task)  # type: ignore[no-any-return]
+
+    def learn(self, task: Task, fit: Fit) -> None:
+        """Once per task, plain Python: the paper's algorithm box."""
+        fit(self, task)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """What a step makes smaller."""
+        return F.cross_entropy(self(batch.x, batch.task), batch.y)
+
+    def edit_grads(self, batch: Batch) -> None:
+        """Between backward and the optimizer: change `.grad` in place."""
+
+    def constrain(self) -> None:
+        """After the optimizer: change the parameters in place."""

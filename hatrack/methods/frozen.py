@@ -1,0 +1,30 @@
+"""SGD-F, a reference of the HAT paper (Serra et al., ICML 2018), https://arxiv.org/abs/1801.01423
+
+The trunk learns the first task and then stops; later tasks train their head alone.
+"""
+
+import torch
+from torch import Tensor
+
+from hatrack.method import Fit, Method
+from hatrack.networks.network import Network
+from hatrack.task import Task
+
+
+class Frozen(Method):
+    """The trunk is trained on the first task only; every later task trains its own head on those features."""
+
+    started: Tensor
+
+    def __init__(self, net: Network) -> None:
+        super().__init__(net)
+        if net.shared:
+            raise ValueError("frozen needs a head per task: a head that all tasks share would be overwritten")
+        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+        self.trained = {p for p in net.trunk.parameters() if p.requires_grad}
+
+    def learn(self, task: Task, fit: Fit) -> None:
+        for parameter in self.trained:
+            parameter.requires_grad_(not self.started)
+        fit(self, task)
+        self.started.fill_(True)

@@ -1,0 +1,185 @@
+"""HAT: hard attention to the task (Serra, Suris, Miron, Karatzoglou, ICML 2018), https://arxiv.org/abs/1801.01423
+
+Every task learns a gate per unit; units that a finished task uses keep the weights between them. Departures from the
+paper, all by options: gates of finished tasks are binary (`masks="soft"` is the paper's), so nothing is forgotten at all,
+not a bit; the gates have a learning rate of their own, since only plain SGD moves them; used weights are put back after
+every update, so that momentum, Adam and weight decay can't move them either.
+"""
+
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hatrack.method import Fit, Method
+from hatrack.networks.network import Network
+from hatrack.options import Option, check
+from hatrack.seeds import generator
+from hatrack.task import Batch, Task, TaskId
+from hatrack.units import Units, Weight
+
+LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
+FINITE = torch.finfo(torch.float32).max
+
+
+class Held(NamedTuple):
+    """What earlier tasks hold of one parameter while a new task is learned."""
+
+    parameter: nn.Parameter
+    frozen: Tensor  # bool: these entries are put back after every update
+    free: Tensor | None  # soft masks: what the gradient is multiplied with
+    kept: Tensor  # the parameter's values when the task began
+
+
+class HAT(Method):
+    """Hard attention to the task: gates per unit and task; what a finished task uses is frozen."""
+
+    gates: Tensor
+    done: Tensor
+
+    def __init__(
+        self,
+        net: Network,
+        *,
+        smax: Annotated[float, Option("hardness of the gates at the end of an epoch", low=1)] = 400.0,
+        c: Annotated[float, Option("weight of the capacity term: larger uses fewer units per task", low=0)] = 0.75,
+        masks: Annotated[
+            Literal["binary", "soft"], Option("gates of finished tasks: exactly 0 or 1, or the paper's sigmoid at smax")
+        ] = "binary",
+        protect: Annotated[
+            Literal["paper", "exact"],
+            Option("freeze the weights between used units, or only those whose two units one task uses together"),
+        ] = "paper",
+        anneal: Annotated[
+            Literal["paper", "authors"], Option("reach smax in the last batch, or a little less as in the authors' code")
+        ] = "paper",
+        embedding: Annotated[
+            Literal["normal", "uniform"], Option("initial embeddings: N(0, 1), or U(0, 2) to start with every unit on")
+        ] = "normal",
+        gate_lr: Annotated[float, Option("learning rate of the embeddings, always plain SGD", above=0)] = 0.05,
+    ) -> None:
+        super().__init__(net)
+        check(HAT, locals())
+        self.smax, self.c, self.masks, self.protect = smax, c, masks, protect
+        self.anneal, self.embedding, self.gate_lr = anneal, embedding, gate_lr
+        self.units = Units(net.trunk, net.example)
+        self.weights = self.units.weights + self._shared_head()
+        self.embeddings = nn.ParameterList()  # (units,) per task
+        self.register_buffer("gates", torch.zeros(0, self.units.count, dtype=torch.bool if masks == "binary" else None))
+        self.register_buffer("done", torch.zeros(0, dtype=torch.bool))  # which tasks are finished
+        self.learning = 0  # the task being learned; it and the next two are set anew by `learn`
+        self.held: list[Held] = []
+        self.used = torch.zeros(self.units.count)  # how much finished tasks use every unit
+        self._grow()
+
+    def _shared_head(self) -> list[Weight]:
+        """A head that all tasks share is used by all: its outputs are always on. A head per task needs no protection."""
+        if not self.net.shared:
+            return []
+        head = self.net.heads[0]
+        assert isinstance(head, nn.Linear) and isinstance(head.bias, nn.Parameter)
+        always = torch.full((head.out_features,), -1)
+        return [
+            Weight("head.weight", head.weight, always, self.units.features),
+            Weight("head.bias", head.bias, always, None),
+        ]
+
+    def _grow(self) -> None:
+        """Embeddings and gates for every task that the network knows of."""
+        for task in range(len(self.embeddings), len(self.net.classes)):
+            e = torch.empty(self.units.count)
+            source = generator(self.net.seed, "embedding", task)
+            e.normal_(generator=source) if self.embedding == "normal" else e.uniform_(0, 2, generator=source)
+            device = self.net.example.device
+            self.embeddings.append(nn.Parameter(e.to(device)))
+            self.gates = torch.cat([self.gates.to(device), self.gates.new_zeros(1, self.units.count, device=device)])
+            self.done = torch.cat([self.done.to(device), self.done.new_zeros(1, device=device)])
+
+    # Forward
+
+    def finished(self, task: int) -> Tensor:
+        """The gates (units,) that a task has when it is finished, or would have if it were now."""
+        e = self.embeddings[task]
+        now = e > 0 if self.masks == "binary" else torch.sigmoid(self.smax * e)
+        return torch.where(self.done[task], self.gates[task], now)
+
+    def forward(self, x: Tensor, task: TaskId) -> Tensor:
+        gates = self.finished(task) if isinstance(task, int) else self._table()[task]
+        return self.net.head(self.units.run(x, gates), task)
+
+    def _table(self) -> Tensor:
+        return torch.stack([self.finished(task) for task in range(len(self.embeddings))])
+
+    # Learning
+
+    def learn(self, task: Task, fit: Fit) -> None:
+        self._grow()
+        self._hold()
+        self.learning = task.index
+        fit(self, task, plain={self.embeddings[task.index]: self.gate_lr})
+        self.gates[task.index] = self.finished(task.index)
+        self.done[task.index] = True
+        self.held = []
+
+    @torch.no_grad()
+    def _hold(self) -> None:
+        """Before a task: what the finished tasks use of every unit and weight, and the values to keep."""
+        finished = [self.gates[t].float() for t in range(len(self.gates)) if self.done[t]]
+        self.used = torch.stack([torch.zeros_like(self.embeddings[0]), *finished]).amax(0)
+        self.held = []
+        for weight in self.weights if finished else []:
+            if self.protect == "paper":
+                held = weight.spread(self.used)
+            else:
+                held = torch.stack([weight.spread(gates) for gates in finished]).amax(0)
+            free = None if self.masks == "binary" else 1 - held
+            self.held.append(Held(weight.parameter, held == 1, free, weight.parameter.clone()))
+
+    def hardness(self, batch: Batch) -> Tensor:
+        """s of this batch (Eq. 3): from 1/smax to smax within an epoch; smax if there is only one batch."""
+        if self.anneal == "authors":
+            share = batch.seen
+        else:
+            share = torch.where(batch.steps > 1, batch.step / (batch.steps - 1).clamp(min=1), 1.0)
+        return 1 / self.smax + (self.smax - 1 / self.smax) * share
+
+    def loss(self, batch: Batch) -> Tensor:
+        assert isinstance(batch.task, int), "HAT learns one task at a time"
+        gates = torch.sigmoid(self.hardness(batch) * self.embeddings[batch.task])
+        logits = self.net.head(self.units.run(batch.x, gates), batch.task)
+        return F.cross_entropy(logits, batch.y) + self.c * self.capacity(gates)
+
+    def capacity(self, gates: Tensor) -> Tensor:
+        """R (Eq. 5): the share of the free units that the gates open; 0 when no unit is free."""
+        free = 1 - self.used
+        return (gates * free).sum() / free.sum().clamp(min=1e-6)
+
+    def edit_grads(self, batch: Batch) -> None:
+        """Mask the gradients of used weights (Eq. 2) and compensate those of the embeddings for the annealing (2.5)."""
+        for parameter, frozen, free, _ in self.held:
+            if parameter.grad is not None:
+                parameter.grad.masked_fill_(frozen, 0) if free is None else parameter.grad.mul_(free)
+        assert isinstance(batch.task, int)
+        e = self.embeddings[batch.task]
+        if e.grad is not None:
+            e.grad.mul_(compensation(e, self.hardness(batch), self.smax))
+
+    def constrain(self) -> None:
+        """Used weights back to their exact bits, free ones finite (an infinity would pass a closed gate)."""
+        for parameter, frozen, _, kept in self.held:
+            torch.where(frozen, kept, parameter, out=parameter)
+            parameter.nan_to_num_(nan=0.0, posinf=FINITE, neginf=-FINITE)
+        self.embeddings[self.learning].clamp_(-LIMIT, LIMIT)
+
+    # Looking at it
+
+    def usage(self) -> dict[str, float]:
+        """The share of the units of every layer that finished tasks use."""
+        used = (self.gates[self.done] > 0.5).any(0).float()
+        return {name: used[units].mean().item() for name, units in self.units.layers.items()}
+
+
+def compensation(e: Tensor, s: Tensor, smax: float) -> Tensor:
+    """The factor on the gradient of an embedding: smax (cosh(se) + 1) / (s (cosh(e) + 1)), with |se| clamped at 50."""
+    return smax / s * (torch.cosh((s * e).clamp(-50, 50)) + 1) / (torch.cosh(e) + 1)

@@ -1,0 +1,38 @@
+"""A fresh network per task: the accuracy that each task reaches by itself, at T times the size.
+
+The HAT paper's authors call it sgd-restart (https://arxiv.org/abs/1801.01423); nothing is shared, so nothing is forgotten.
+"""
+
+import copy
+
+from torch import Tensor, nn
+
+from hatrack.method import Fit, Method
+from hatrack.networks.network import Network, by_task
+from hatrack.task import Task, TaskId
+
+
+class Independent(Method):
+    """A fresh network per task, all starting from the same weights: nothing shared, nothing forgotten."""
+
+    def __init__(self, net: Network) -> None:
+        super().__init__(net)
+        self.trunks = nn.ModuleList()  # one per task; net.trunk keeps the initial weights
+        self.heads = nn.ModuleList()
+        self._grow()
+
+    def _grow(self) -> None:
+        for _ in range(len(self.trunks), len(self.net.classes)):
+            self.trunks.append(copy.deepcopy(self.net.trunk))
+            if self.net.shared:
+                self.heads.append(copy.deepcopy(self.net.heads[0]))
+
+    def forward(self, x: Tensor, task: TaskId) -> Tensor:
+        if isinstance(task, Tensor):
+            return by_task([self(x, k) for k in range(len(self.trunks))], task)
+        features = self.trunks[task](x)
+        return self.heads[task](features) if self.net.shared else self.net.head(features, task)
+
+    def learn(self, task: Task, fit: Fit) -> None:
+        self._grow()
+        fit(self, task)

@@ -1,0 +1,34 @@
+"""Joint (multi-task) training, the upper reference of the HAT paper (Serra et al., ICML 2018), https://arxiv.org/abs/1801.01423"""
+
+import copy
+
+import torch
+
+from hatrack.method import Fit, Method
+from hatrack.networks.network import Network
+from hatrack.task import Split, Task
+
+
+class Joint(Method):
+    """Every new task: start again from the initial weights and train on all tasks so far, mixed in every batch.
+
+    It keeps the data of all tasks, which a continual learner may not, and so says what could be reached.
+    """
+
+    def __init__(self, net: Network) -> None:
+        super().__init__(net)
+        self.initial = copy.deepcopy(net).requires_grad_(False)
+        self.tasks: list[Task] = []
+
+    @torch.no_grad()
+    def _restart(self) -> None:
+        for classes in self.net.classes[len(self.initial.classes) :]:
+            self.initial.add_task(classes)  # a head's first weights depend on the seed and its number only
+        self.initial.requires_grad_(False)
+        self.net.load_state_dict(self.initial.state_dict())
+
+    def learn(self, task: Task, fit: Fit) -> None:
+        self.tasks = [t for t in self.tasks if t.index != task.index] + [task]
+        self._restart()
+        train, valid = (Split.join([getattr(t, part) for t in self.tasks]) for part in ("train", "valid"))
+        fit(self, Task(task.index, f"{task.name} and all before", task.classes, train, valid, task.test))

@@ -1,0 +1,43 @@
+"""Stratified guessing, the lower reference of the HAT paper (Serra et al., ICML 2018), https://arxiv.org/abs/1801.01423"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hatrack.method import Fit, Method
+from hatrack.networks.network import Network, by_task
+from hatrack.seeds import generator
+from hatrack.task import Task, TaskId
+
+
+class Random(Method):
+    """Guesses a class with the frequency it had in the task's training data; nothing is trained."""
+
+    frequency: Tensor
+
+    def __init__(self, net: Network) -> None:
+        super().__init__(net)
+        self.register_buffer("frequency", torch.zeros(0, 0))  # (tasks, most classes)
+        self._grow()
+
+    def _grow(self) -> None:
+        """A row for every task that the network knows of; a task not yet seen has all classes equally often."""
+        table = torch.zeros(len(self.net.classes), max(self.net.classes), device=self.net.example.device)
+        for task, classes in enumerate(self.net.classes):
+            table[task, :classes] = 1 / classes
+        table[: len(self.frequency), : self.frequency.shape[1]] = self.frequency
+        self.frequency = table
+
+    def learn(self, task: Task, fit: Fit) -> None:
+        self._grow()
+        labels = torch.cat([task.train.y, task.valid.y])
+        self.frequency[task.index] = labels.bincount(minlength=self.frequency.shape[1]) / len(labels)
+
+    def forward(self, x: Tensor, task: TaskId) -> Tensor:
+        """One-hot guesses. They are drawn by place in the batch, so the same batch always gets the same guesses."""
+        if isinstance(task, Tensor):
+            return by_task([self(x, k) for k in range(len(self.frequency))], task)
+        classes = max(self.net.classes) if self.net.shared else self.net.classes[task]
+        source = generator(self.net.seed, "guess", task)
+        guess = torch.multinomial(self.frequency[task].cpu(), len(x), replacement=True, generator=source)
+        return F.one_hot(guess, classes).to(device=x.device, dtype=x.dtype)

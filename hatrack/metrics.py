@@ -1,0 +1,68 @@
+"""Measures on matrices. Entry [t, i] is the accuracy (or loss) on task i after learning task t, both from 0."""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Matrix = NDArray[np.float64]
+
+
+def matrix(values: ArrayLike) -> Matrix:
+    """As a square array in float64."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 2 or array.shape[0] != array.shape[1]:
+        raise ValueError(f"a T x T matrix is needed, not one of shape {array.shape}")
+    return array
+
+
+def average_accuracy(accuracy: ArrayLike) -> float:
+    """A_T = 1/T sum_i a[T, i]: the mean over all tasks at the end."""
+    return float(matrix(accuracy)[-1].mean())
+
+
+def average_accuracies(accuracy: ArrayLike) -> Matrix:
+    """A_t for every t: the mean over the tasks learned so far."""
+    a = matrix(accuracy)
+    return np.array([a[t, : t + 1].mean() for t in range(len(a))])
+
+
+def learning_accuracy(accuracy: ArrayLike) -> float:
+    """1/T sum_i a[i, i]: how well each task was learned when it was its turn."""
+    return float(np.diag(matrix(accuracy)).mean())
+
+
+def forgetting(accuracy: ArrayLike) -> float:
+    """1/(T-1) sum_{i<T} max_{t<T} (a[t, i] - a[T, i]): the fall from the best to the end (004). 0 for a single task."""
+    a = matrix(accuracy)
+    return float((a[:-1, :-1].max(0) - a[-1, :-1]).mean()) if len(a) > 1 else 0.0
+
+
+def loss_forgetting(loss: ArrayLike) -> float:
+    """1/(T-1) sum_{i<T} (L[T, i] - L[i, i]): how much the loss of a task has risen since it was learned (004)."""
+    return _change(matrix(loss))
+
+
+def backward_transfer(accuracy: ArrayLike) -> float:
+    """1/(T-1) sum_{i<T} (a[T, i] - a[i, i]): what later tasks did to earlier ones; negative means forgotten."""
+    return _change(matrix(accuracy))
+
+
+def forward_transfer(accuracy: ArrayLike, before: ArrayLike) -> float:
+    """1/(T-1) sum_{i>1} (a[i-1, i] - b[i]): what earlier tasks did for a task not yet learned; b: the untrained network."""
+    a, b = matrix(accuracy), np.asarray(before, dtype=np.float64)
+    return float((np.diag(a, 1) - b[1:]).mean()) if len(a) > 1 else 0.0
+
+
+def forgetting_ratios(accuracy: ArrayLike, joint: ArrayLike, random: ArrayLike) -> Matrix:
+    """rho<=t for every t (001, Eq. 6): 0 is as good as joint training on the tasks so far, -1 as bad as guessing.
+
+    `joint` and `random` are the accuracy matrices of those two methods; of `random` only the diagonal counts.
+    """
+    a, j, r = matrix(accuracy), matrix(joint), np.diag(matrix(random))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = (a - r) / (j - r) - 1
+    return np.array([ratio[t, : t + 1].mean() for t in range(len(a))])
+
+
+def _change(values: Matrix) -> float:
+    """The mean change of a task's value from when it was learned to the end; 0 for a single task."""
+    return float((values[-1] - np.diag(values))[:-1].mean()) if len(values) > 1 else 0.0

@@ -1,0 +1,114 @@
+"""Options written once: a parameter's annotation holds its help text and range, for the library and the command line.
+
+class HAT(Method):
+    def __init__(self, net: Network, *, smax: Annotated[float, Option("hardness of the gates", low=1)] = 400.0): ...
+"""
+
+import difflib
+import inspect
+import math
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Option:
+    """What the help says of a parameter, and the values it may take."""
+
+    help: str
+    low: float | None = None  # the smallest value allowed
+    above: float | None = None  # values must be greater than this
+    high: float | None = None  # the largest value allowed
+
+
+class Parameter(NamedTuple):
+    """One option of a function or class, read from its signature."""
+
+    name: str
+    type: Any
+    default: Any
+    option: Option
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """The options of a function or class: its parameters that are annotated with an `Option`."""
+    typed: Any = function.__dict__["__init__"] if isinstance(function, type) else function
+    hints = get_type_hints(typed, include_extras=True)
+    found = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        hint = hints.get(name)
+        if get_origin(hint) is Annotated:
+            kind, *extra = get_args(hint)
+            option = next((e for e in extra if isinstance(e, Option)), None)
+            if option is not None:
+                found[name] = Parameter(name, kind, parameter.default, option)
+    return found
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of an error message: the closest of the valid names, then all of them."""
+    names = sorted(names)
+    close = difflib.get_close_matches(name, names, n=1)
+    return (f"did you mean {close[0]!r}? " if close else "") + f"There are: {', '.join(names)}"
+
+
+def choose(kind: str, name: str, table: Mapping[str, T]) -> T:
+    """The entry of a table by name, or an error that names the nearest one."""
+    if name not in table:
+        raise ValueError(f"no {kind} {name!r}; {nearest(name, table)}")
+    return table[name]
+
+
+def check(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    """Raise a ValueError for the first value that its option does not allow; other names are passed over."""
+    for name, parameter in parameters(function).items():
+        if name in values:
+            check_value(parameter, values[name])
+
+
+def check_value(parameter: Parameter, value: Any) -> None:
+    name, option = parameter.name, parameter.option
+    if not _fits(value, parameter.type):
+        wanted = _wanted(parameter)
+        raise ValueError(f"{name} must be {wanted}, not {value!r}")
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            if not math.isfinite(number):
+                raise ValueError(f"{name} must be a finite number, not {number!r}")
+            if option.low is not None and number < option.low:
+                raise ValueError(f"{name} must be at least {option.low:g}, not {number!r}")
+            if option.above is not None and number <= option.above:
+                raise ValueError(f"{name} must be greater than {option.above:g}, not {number!r}")
+            if option.high is not None and number > option.high:
+                raise ValueError(f"{name} must be at most {option.high:g}, not {number!r}")
+
+
+def _wanted(parameter: Parameter) -> str:
+    if parameter.choices:
+        return "one of " + ", ".join(map(repr, parameter.choices))
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(
+        parameter.type, str(parameter.type)
+    )
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin = get_origin(kind)
+    if origin is Literal:
+        return value in get_args(kind)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, k) for k in get_args(kind))
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(v, get_args(kind)[0]) for v in value)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)

@@ -1,0 +1,118 @@
+"""What a run leaves behind: one JSON file that says what was run and what came out. Reports are made from these alone."""
+
+import json
+import math
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from hatrack import metrics
+
+SCHEMA = 1
+MATRICES = ("accuracy", "loss", "train_loss")
+
+
+@dataclass
+class Record:
+    """Entry [t][i] of a matrix: task i after learning task t. All but `seconds` and `versions` follows from `spec`."""
+
+    name: str  # of the file; a hash of the spec is part of it
+    spec: dict[str, Any]
+    tasks: list[dict[str, Any]]  # name, classes and sizes of every task
+    parameters: int
+    before: list[float]  # accuracy on every task before any learning
+    accuracy: list[list[float]]  # on test data
+    loss: list[list[float]]  # on test data; null in the file: not a finite number
+    train_loss: list[list[float]]  # on (some of) the training data
+    without_task_id: list[float]  # at the end, on test data
+    curves: list[dict[str, Any]]  # per fit: task, best epoch, and lr, loss, valid_loss, valid_accuracy of every epoch
+    seconds: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """The measures that need no other record."""
+        return {
+            "accuracy": metrics.average_accuracy(self.accuracy),
+            "learning": metrics.learning_accuracy(self.accuracy),
+            "forgetting": metrics.forgetting(self.accuracy),
+            "backward": metrics.backward_transfer(self.accuracy),
+            "forward": metrics.forward_transfer(self.accuracy, self.before),
+            "without_task_id": sum(self.without_task_id) / len(self.without_task_id),
+            "loss_forgetting": metrics.loss_forgetting(self.train_loss),
+        }
+
+    def save(self, folder: Path) -> Path:
+        """Write it whole or not at all."""
+        path = folder / f"{self.name}.json"
+        text = json.dumps(clean(asdict(self)), indent=1, allow_nan=False)
+        write(path, text + "\n")
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a record, or say in one line why it is none."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{path} is not a record: not JSON ({error})") from None
+        if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
+            raise ValueError(f"{path} is not a record: it has no schema number")
+        if data["schema"] > SCHEMA:
+            raise ValueError(f"{path} has schema {data['schema']}, newer than {SCHEMA}, the newest this version can read")
+        names = {f.name for f in fields(cls)}
+        if missing := sorted(names - set(data)):
+            raise ValueError(f"{path} is not a whole record: {', '.join(missing)} missing")
+        record = cls(**{key: data[key] for key in names})
+        record._check(path)
+        return record
+
+    def _check(self, path: Path) -> None:
+        if not isinstance(self.tasks, list) or not self.tasks or not isinstance(self.spec, dict):
+            raise ValueError(f"{path} is not a record: tasks or spec are not what they should be")
+        count = len(self.tasks)
+        for name in MATRICES:
+            rows = getattr(self, name)
+            if not isinstance(rows, list) or len(rows) != count or not all(_numbers(row, count) for row in rows):
+                raise ValueError(f"{path}: {name} is not a {count} x {count} matrix of numbers")
+        for name in ("before", "without_task_id"):
+            if not _numbers(getattr(self, name), count):
+                raise ValueError(f"{path}: {name} is not a list of {count} numbers")
+
+
+def _numbers(row: Any, count: int) -> bool:
+    return isinstance(row, list) and len(row) == count and all(v is None or isinstance(v, int | float) for v in row)
+
+
+def clean(value: Any) -> Any:
+    """Numbers that are not finite become None, tuples lists: what JSON can hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: clean(v) for key, v in value.items()}
+    return [clean(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """To a temporary name, flushed, renamed: a file of this name is always whole."""
+    data = content.encode() if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,99 @@
+"""How every task is trained: a Regime, and the pace at which its learning rate falls."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from hatrack.options import Option, check
+
+
+@dataclass(frozen=True)
+class Regime:
+    """How every task is trained. The defaults are the HAT paper's: plain SGD, a rate that falls on plateaus."""
+
+    epochs: Annotated[int, Option("passes over the training set, at most", low=1)] = 200
+    batch: Annotated[int, Option("examples per step", low=1)] = 64
+    optimizer: Annotated[Literal["sgd", "momentum", "adam", "adamw"], Option("how the weights move")] = "sgd"
+    lr: Annotated[float, Option("learning rate", above=0)] = 0.05
+    momentum: Annotated[float, Option("of the optimizer 'momentum'", low=0, high=0.9999)] = 0.9
+    weight_decay: Annotated[float, Option("pull of the weights towards zero (decoupled in adamw)", low=0)] = 0.0
+    keep_state: Annotated[bool, Option("keep the optimizer's state from task to task")] = False
+    schedule: Annotated[
+        Literal["plateau", "constant", "step", "exponential", "cosine"],
+        Option("plateau: lr / FACTOR after PATIENCE epochs without a better validation loss, stop under FLOOR; "
+               "step: lr * GAMMA every EVERY epochs; exponential: lr * GAMMA each epoch; cosine: down to 0"),
+    ] = "plateau"  # fmt: skip
+    patience: Annotated[int, Option("epochs without a better validation loss before lr falls", low=1)] = 5
+    factor: Annotated[float, Option("what lr is divided by on a plateau", above=1)] = 3.0
+    floor: Annotated[float, Option("training stops when lr falls below this on a plateau", low=0)] = 1e-4
+    gamma: Annotated[float, Option("what lr is multiplied with (step, exponential)", above=0, high=1)] = 0.1
+    every: Annotated[int, Option("epochs between two steps of the schedule 'step'", low=1)] = 10
+    restore: Annotated[bool, Option("end a task with the weights of its best epoch on validation data")] = True
+    clip: Annotated[float, Option("largest norm of the gradient; 0: not clipped", low=0)] = 1e4
+    task_lr_decay: Annotated[float, Option("lr is multiplied with this from task to task", above=0, high=1)] = 1.0
+    task_lr_floor: Annotated[float, Option("the decay from task to task stops here", low=0)] = 5e-5
+    task_batch_decay: Annotated[float, Option("batch is multiplied with this from task to task", above=0, high=1)] = 1.0
+
+    def __post_init__(self) -> None:
+        check(Regime, vars(self))
+
+    def at(self, task: int) -> Self:
+        """The regime of task number `task`, after the decays from task to task."""
+        lr = self.lr * self.task_lr_decay**task
+        return replace(
+            self,
+            lr=max(lr, min(self.lr, self.task_lr_floor)) if self.task_lr_decay < 1 else self.lr,
+            batch=max(1, round(self.batch * self.task_batch_decay**task)),
+        )
+
+    def lr_at(self, epoch: int) -> float:
+        """The schedules that the epoch alone decides."""
+        match self.schedule:
+            case "step":
+                return self.lr * self.gamma ** (epoch // self.every)
+            case "exponential":
+                return self.lr * self.gamma**epoch
+            case "cosine":
+                return self.lr * 0.5 * (1 + math.cos(math.pi * epoch / self.epochs))
+            case _:
+                return self.lr
+
+    def make_optimizer(self, weights: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
+        decay = self.weight_decay
+        match self.optimizer:
+            case "sgd":
+                return torch.optim.SGD(weights, lr=lr, weight_decay=decay, fused=True)
+            case "momentum":
+                return torch.optim.SGD(weights, lr=lr, momentum=self.momentum, weight_decay=decay, fused=True)
+            case "adam":
+                return torch.optim.Adam(weights, lr=lr, weight_decay=decay, fused=True)
+            case _:
+                return torch.optim.AdamW(weights, lr=lr, weight_decay=decay, fused=True)
+
+
+class Pace:
+    """The learning rate from epoch to epoch, and when to stop."""
+
+    def __init__(self, regime: Regime) -> None:
+        self.regime, self.lr, self.patience = regime, regime.lr, regime.patience
+        self.lowest = math.inf
+        self.over = False
+
+    def start(self, epoch: int) -> float:
+        """The rate of this epoch."""
+        if self.regime.schedule != "plateau":
+            self.lr = self.regime.lr_at(epoch)
+        return self.lr
+
+    def end(self, loss: float) -> bool:
+        """Take note of the loss that the epoch ended with; is it the lowest so far?"""
+        better = loss < self.lowest
+        self.lowest = min(self.lowest, loss)
+        self.patience = self.regime.patience if better else self.patience - 1
+        if self.regime.schedule == "plateau" and not self.patience:
+            self.lr, self.patience = self.lr / self.regime.factor, self.regime.patience
+            self.over = self.lr < self.regime.floor
+        return better

@@ -1,0 +1,183 @@
+"""One experiment: a Run says everything that decides its outcome, and `run` carries it out, once."""
+
+import dataclasses
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+
+import hatrack
+from hatrack.benchmarks import BENCHMARKS
+from hatrack.evaluate import Score, evaluate, without_task_id
+from hatrack.method import Method
+from hatrack.methods import METHODS
+from hatrack.networks import NETWORKS
+from hatrack.networks.init import Init, initialise
+from hatrack.networks.network import Network
+from hatrack.options import Option, check, check_value, choose, nearest, parameters
+from hatrack.record import Record, clean
+from hatrack.regime import Regime
+from hatrack.seeds import seeded
+from hatrack.task import Split, Task, move
+from hatrack.trainer import Progress, Trainer
+
+
+@dataclass(frozen=True)
+class Run:
+    """A complete specification; options that are not named take their defaults, so two ways to write a run are one run."""
+
+    benchmark: str
+    method: str
+    seed: int = 0
+    network: str = "mlp"
+    heads: Annotated[Literal["multi", "shared"], Option("a head per task, or one that all tasks share")] = "multi"
+    init: Annotated[Init, Option("initial weights: PyTorch's, or Xavier uniform with zero biases")] = "default"
+    freeze: Annotated[str, Option("parts of the network that stay as they are: patterns of names, by commas")] = ""
+    train_examples: Annotated[
+        int, Option("training examples per task on which the loss is measured after each task; 0: all", low=0)
+    ] = 2000
+    regime: Regime = field(default_factory=Regime)
+    benchmark_options: Mapping[str, Any] = field(default_factory=dict)
+    network_options: Mapping[str, Any] = field(default_factory=dict)
+    method_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed must be a whole number from 0, not {self.seed!r}")
+        check(Run, vars(self))
+        tables: dict[str, Mapping[str, Callable[..., Any]]] = {
+            "benchmark": BENCHMARKS,
+            "network": NETWORKS,
+            "method": METHODS,
+        }
+        for kind, table in tables.items():
+            entry = choose(kind, getattr(self, kind), table)
+            object.__setattr__(self, f"{kind}_options", complete(entry, getattr(self, f"{kind}_options")))
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Everything that decides the outcome, as JSON can hold it."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        result: dict[str, Any] = clean({**plain, "regime": dataclasses.asdict(self.regime)})
+        return result
+
+    @property
+    def name(self) -> str:
+        """Of its record: readable, and different for every different spec."""
+        digest = hashlib.sha256(json.dumps(self.spec, sort_keys=True).encode()).hexdigest()
+        return f"{self.benchmark}-{self.method}-seed{self.seed}-{digest[:12]}"
+
+
+def complete(entry: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of an entry, given or by default, each checked."""
+    known = parameters(entry)
+    for name, value in options.items():
+        if name not in known:
+            raise ValueError(f"{entry.__name__} has no option {name!r}; {nearest(name, known)}")
+        check_value(known[name], value)
+    return {name: options.get(name, p.default) for name, p in known.items()}
+
+
+def build(spec: Run, device: torch.device | str = "cpu") -> tuple[list[Task], Method]:
+    """The tasks and the untrained method of a run."""
+    tasks = move(BENCHMARKS[spec.benchmark](spec.seed, **spec.benchmark_options), device)
+    with seeded(spec.seed, "weights"):
+        trunk = NETWORKS[spec.network](tasks[0].shape, **spec.network_options)
+        initialise(trunk, spec.init)
+    example = tasks[0].train.inputs(torch.arange(2, device=device))
+    net = Network(
+        trunk.to(device),
+        [task.classes for task in tasks],
+        example,
+        heads=spec.heads,
+        init=spec.init,
+        freeze=spec.freeze,
+        seed=spec.seed,
+    )
+    return tasks, METHODS[spec.method](net, **spec.method_options).to(device)
+
+
+def run(
+    spec: Run,
+    out: Path | str | None = None,
+    *,
+    again: bool = False,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> Record:
+    """Carry out a run and keep its record in `out`; a run that has its record there is not run again, unless asked."""
+    folder = None if out is None else writable(Path(out))
+    path = folder and folder / f"{spec.name}.json"
+    if path and path.exists() and not again:
+        return Record.load(path)
+    began = time.perf_counter()
+    tasks, method = build(spec, device)
+    trainer = Trainer(spec.regime, seed=spec.seed, progress=progress)
+    before = [evaluate(method, task.test).accuracy for task in tasks]
+    tests: list[list[Score]] = []
+    trains: list[list[Score]] = []
+    seconds: list[float] = []
+    for task in tasks:
+        start = time.perf_counter()
+        method.learn(task, trainer)
+        seconds.append(time.perf_counter() - start)
+        tests.append([evaluate(method, other.test) for other in tasks])
+        trains.append([evaluate(method, _some(other.train, spec.train_examples)) for other in tasks])
+    everything = range(len(tasks))
+    record = Record(
+        name=spec.name,
+        spec=spec.spec,
+        tasks=[
+            {"name": t.name, "classes": t.classes, "train": len(t.train), "valid": len(t.valid), "test": len(t.test)}
+            for t in tasks
+        ],
+        parameters=sum(p.numel() for p in method.parameters()),
+        before=before,
+        accuracy=[[score.accuracy for score in row] for row in tests],
+        loss=[[score.loss for score in row] for row in tests],
+        train_loss=[[score.loss for score in row] for row in trains],
+        without_task_id=[without_task_id(method, task.test, everything) for task in tasks],
+        curves=[{"task": f.task, "best": f.best, "epochs": [e._asdict() for e in f.epochs]} for f in trainer.fits],
+        seconds={"total": time.perf_counter() - began, "learn": seconds},
+        versions=versions(device),
+    )
+    record = dataclasses.replace(record, **{k: clean(v) for k, v in vars(record).items()})
+    if folder:
+        record.save(folder)
+    return record
+
+
+def _some(split: Split, count: int) -> Split:
+    return split.part(torch.arange(min(count or len(split), len(split)), device=split.y.device))
+
+
+def writable(folder: Path) -> Path:
+    """The folder, made if need be; an error now, not after hours, if nothing can be written there."""
+    probe = folder / ".writable"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"can't write to the folder {folder}: {error.strerror}") from None
+    return folder
+
+
+def versions(device: torch.device | str) -> dict[str, Any]:
+    kind = torch.device(device).type
+    return {
+        "hatrack": hatrack.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name() if kind == "cuda" else kind,
+        "threads": torch.get_num_threads(),
+    }

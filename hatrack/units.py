@@ -1,0 +1,118 @@
+"""Which units feed which weights: read off a trunk once, so that no method lists the layers of a network by hand.
+
+The units of a trunk (linear units and convolution filters) are numbered through, layer after layer. Every weight is known
+by the unit it writes and the unit it reads, so unit masks give weight masks; and the trunk can be run with a gate on
+every unit. Trunks are followed here when they are sequential; others are refused with an error that names the module.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Modules without parameters that treat every channel by itself, so that a channel's unit stays known behind them.
+CHANNELWISE = (
+    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign,
+    nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Tanhshrink, nn.Softshrink, nn.Hardshrink,
+    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter of the trunk: the units that its outputs are, and the units that its inputs read (None: a bias)."""
+
+    name: str
+    parameter: nn.Parameter
+    writes: Tensor  # (outputs,) numbers of units
+    reads: Tensor | None  # (inputs,) numbers of units; -1 stands for the images, which are always on
+
+    def spread(self, units: Tensor) -> Tensor:
+        """The smaller of the values of the two units of every weight, in the parameter's shape."""
+        values = torch.cat([units, units.new_ones(1)])
+        writes = values[self.writes]
+        if self.reads is None:
+            return writes
+        least = torch.minimum(writes[:, None], values[self.reads][None])
+        return least.view(*least.shape, *[1] * (self.parameter.dim() - 2)).expand_as(self.parameter)
+
+
+class Units:
+    """The units of a trunk, and its forward pass with a gate on each of them."""
+
+    def __init__(self, trunk: nn.Module, example: Tensor) -> None:
+        self.layers: dict[str, slice] = {}  # the numbers of the units of every layer
+        self.weights: list[Weight] = []
+        self.count = 0
+        # The modules in order; with each, the units to gate in front of it: None, or one per channel of its input.
+        self._chain: list[tuple[nn.Module, Tensor | None]] = []
+        leaves = list(_leaves(trunk, ""))
+        mode = trunk.training
+        trunk.eval()
+        labels: Tensor | None = None  # the unit of every channel; None: the images
+        x = example
+        with torch.no_grad():
+            for name, module in leaves:
+                reader = isinstance(module, LAYERS)
+                self._chain.append((module, labels if reader else None))
+                if reader:
+                    labels = self._layer(name, module, labels)
+                    x = module(x)
+                elif isinstance(module, nn.Flatten) and module.start_dim == 1 and module.end_dim == -1:
+                    each = x[0].numel() // x.shape[1]
+                    labels = None if labels is None else labels.repeat_interleave(each)
+                    x = module(x)
+                elif isinstance(module, CHANNELWISE):
+                    x = module(x)
+                else:
+                    raise _refuse(name, module)
+        trunk.train(mode)
+        if labels is None:
+            raise ValueError("the trunk has no linear or convolutional layer whose units could be gated")
+        self.features = labels  # the unit of every feature
+
+    def _layer(self, name: str, layer: nn.Module, reads: Tensor | None) -> Tensor:
+        weight, bias = layer.weight, layer.bias
+        assert isinstance(weight, nn.Parameter)
+        if getattr(layer, "groups", 1) != 1:
+            raise _refuse(name, layer, "a grouped convolution")
+        self.layers[name] = slice(self.count, self.count + weight.shape[0])
+        writes = torch.arange(self.count, self.count + weight.shape[0], device=weight.device)
+        self.count += weight.shape[0]
+        images = torch.full((weight.shape[1],), -1, device=weight.device)
+        self.weights.append(Weight(f"{name}.weight", weight, writes, images if reads is None else reads))
+        if isinstance(bias, nn.Parameter):
+            self.weights.append(Weight(f"{name}.bias", bias, writes, None))
+        return writes
+
+    def run(self, x: Tensor, gates: Tensor) -> Tensor:
+        """The features of a batch with a gate on every unit: gates (units,), or (batch, units) for one row per example.
+
+        Gates of type bool select, so that not even an infinity passes a closed one; others multiply.
+        """
+        for module, units in self._chain:
+            x = module(x if units is None else _gate(x, gates[..., units]))
+        return _gate(x, gates[..., self.features])
+
+
+def _gate(x: Tensor, gates: Tensor) -> Tensor:
+    gates = gates.view(-1, gates.shape[-1], *[1] * (x.dim() - 2))
+    return torch.where(gates, x, 0) if gates.dtype == torch.bool else x * gates
+
+
+def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
+    if isinstance(module, nn.Sequential):
+        inner = module.named_children()
+        return [leaf for key, child in inner for leaf in _leaves(child, f"{name}.{key}" if name else key)]
+    return [(name, module)]
+
+
+def _refuse(name: str, module: nn.Module, what: str = "") -> ValueError:
+    what = what or type(module).__name__
+    return ValueError(
+        f"the units of {name or 'the trunk'} ({what}) can't be followed yet: a trunk must be an nn.Sequential of linear and "
+        "convolutional layers, activations, dropout, pooling and Flatten"
+    )
