@@ -40,7 +40,7 @@ class Parameter(NamedTuple):
 
 def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
     """The options of a function or class: its parameters that are annotated with an `Option`."""
-    typed: Any = function.__dict__["__init__"] if isinstance(function, type) else function
+    typed: Any = inspect.getattr_static(function, "__init__") if isinstance(function, type) else function
     hints = get_type_hints(typed, include_extras=True)
     found = {}
     for name, parameter in inspect.signature(function).parameters.items():

@@ -67,7 +67,10 @@ class Regime:
             case "sgd":
                 return torch.optim.SGD(weights, lr=lr, weight_decay=decay, fused=True)
             case "momentum":
-                return torch.optim.SGD(weights, lr=lr, momentum=self.momentum, weight_decay=decay, fused=True)
+                optimizer = torch.optim.SGD(weights, lr=lr, momentum=self.momentum, weight_decay=decay, fused=True)
+                for weight in weights:  # made here, since the fused step can't make some of them in its course
+                    optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+                return optimizer
             case "adam":
                 return torch.optim.Adam(weights, lr=lr, weight_decay=decay, fused=True)
             case _:

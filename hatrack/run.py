@@ -113,12 +113,14 @@ def run(
     progress: Progress | None = None,
 ) -> Record:
     """Carry out a run and keep its record in `out`; a run that has its record there is not run again, unless asked."""
-    folder = None if out is None else writable(Path(out))
+    folder = None if out is None else Path(out)
     path = folder and folder / f"{spec.name}.json"
     if path and path.exists() and not again:
         return Record.load(path)
     began = time.perf_counter()
     tasks, method = build(spec, device)
+    if folder:
+        writable(folder)
     trainer = Trainer(spec.regime, seed=spec.seed, progress=progress)
     before = [evaluate(method, task.test).accuracy for task in tasks]
     tests: list[list[Score]] = []

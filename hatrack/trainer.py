@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from hatrack.evaluate import evaluate
 from hatrack.method import Method
 from hatrack.regime import Pace, Regime
-from hatrack.seeds import derive, generator
+from hatrack.rules import watched
+from hatrack.seeds import derive, generator, seeded
 from hatrack.task import Split, Task
 
 
@@ -37,13 +38,44 @@ class Fitted:
     best: int = 0  # the epoch whose weights were kept
 
 
-Progress = Callable[[Task, Regime, Fitted], None]  # called after every epoch
+class Moment(NamedTuple):
+    """Where training stands after an epoch."""
+
+    task: Task
+    tasks: int  # how many the network knows of
+    regime: Regime
+    fitted: Fitted
+
+
+Progress = Callable[[Moment], None]
 Step = Callable[[Tensor, Tensor], Tensor]
 
 
-def make_step(
-    method: Method, split: Split, regime: Regime, optimizers: list[torch.optim.Optimizer], clipped: list[nn.Parameter]
-) -> Step:
+class Optimizers:
+    """The regime's optimizer on a method's weights, and plain SGD on the parameters that have rates of their own."""
+
+    def __init__(self, regime: Regime, weights: list[nn.Parameter], plain: dict[nn.Parameter, float]) -> None:
+        self.weights = weights
+        self.starts = [regime.lr, *plain.values()]
+        self.lrs = [torch.full((), lr, device=weights[0].device) for lr in self.starts]
+        self.main = regime.make_optimizer(weights, self.lrs[0])
+        self.all = [self.main, *(torch.optim.SGD([p], lr=r, fused=True) for p, r in zip(plain, self.lrs[1:], strict=True))]
+
+    def set_lr(self, lr: float) -> None:
+        """The rate of the weights; the others fall with it."""
+        for tensor, start in zip(self.lrs, self.starts, strict=True):
+            tensor.fill_(start * (lr / self.starts[0]))
+
+    def zero_grad(self) -> None:
+        for optimizer in self.all:
+            optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        for optimizer in self.all:
+            optimizer.step()
+
+
+def make_step(method: Method, split: Split, regime: Regime, optimizers: Optimizers) -> Step:
     """The step: the numbers of a batch's examples and its place in the epoch go in, the loss comes out.
 
     These two tensors are all that varies, so that the step can be recorded; `method.py` states the rule that it obeys.
@@ -52,36 +84,74 @@ def make_step(
 
     def step(index: Tensor, number: Tensor) -> Tensor:
         batch = split.take(index, number, steps, regime.batch)
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        optimizers.zero_grad()
         loss = method.loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             method.edit_grads(batch)
             if regime.clip:
-                nn.utils.clip_grad_norm_(clipped, regime.clip, foreach=True)
-            for optimizer in optimizers:
-                optimizer.step()
+                nn.utils.clip_grad_norm_(optimizers.weights, regime.clip, foreach=True)
+            optimizers.step()
             method.constrain()
         return loss.detach()
 
     return step
 
 
-class Optimizers:
-    """The regime's optimizer on a method's weights, and plain SGD on the parameters that have rates of their own."""
+class Course:
+    """One fit under way. What changes from epoch to epoch: the method, the optimizers, the pace, the best state so far."""
 
-    def __init__(self, regime: Regime, weights: list[nn.Parameter], plain: dict[nn.Parameter, float]) -> None:
-        self.first = regime.lr
-        device = next(iter([*weights, *plain])).device
-        self.lrs = [torch.full((), lr, device=device) for lr in (regime.lr, *plain.values())]
-        self.starts = [regime.lr, *plain.values()]
-        self.main = regime.make_optimizer(weights, self.lrs[0])
-        self.all = [self.main, *(torch.optim.SGD([p], lr=r, fused=True) for p, r in zip(plain, self.lrs[1:], strict=True))]
+    def __init__(self, method: Method, task: Task, regime: Regime, plain: dict[nn.Parameter, float], seed: int) -> None:
+        self.method, self.task, self.regime, self.seed = method, task, regime, seed
+        self.weights = {name: p for name, p in method.named_parameters() if p.requires_grad and p not in plain}
+        if not self.weights:
+            raise ValueError(f"task {task.name!r}: the method has no parameter to train")
+        self.optimizers = Optimizers(regime, list(self.weights.values()), plain)
+        self.step = make_step(method, task.train, regime, self.optimizers)
+        self.pace = Pace(regime)
+        self.fitted = Fitted(task.index)
+        self.best: dict[str, Tensor] = {}
 
-    def set_lr(self, lr: float) -> None:
-        for tensor, start in zip(self.lrs, self.starts, strict=True):
-            tensor.fill_(start * (lr / self.first))
+    def epoch(self) -> None:
+        """One pass over the training data, then a look at the validation data. It depends on nothing but what is here."""
+        number = len(self.fitted.epochs)
+        self.optimizers.set_lr(self.pace.start(number))
+        loss = self._pass(number)
+        if not math.isfinite(loss):
+            where = f"task {self.task.name!r}, epoch {number + 1}"
+            raise Diverged(f"{where}: the loss is {loss}; try a smaller lr than {self.pace.lr:g}")
+        score = evaluate(self.method, self.task.valid) if len(self.task.valid) else None
+        self.fitted.epochs.append(Epoch(self.pace.lr, loss, *(score or (None, None))))
+        better = self.pace.end(loss if score is None else score.loss)
+        if better and score is not None and self.regime.restore:
+            self.best = {key: value.clone() for key, value in self.method.state_dict().items()}
+        if better or not self.best:
+            self.fitted.best = number
+
+    def _pass(self, number: int) -> float:
+        """The mean loss of the examples while they are learned, read once at the end."""
+        device = self.task.train.y.device
+        self.method.train()
+        with seeded(self.seed, "dropout", number):
+            order = torch.randperm(len(self.task.train), generator=generator(self.seed, "batches", number)).to(device)
+            batches = torch.split(order, self.regime.batch)
+            total = torch.zeros((), dtype=torch.float64, device=device)
+            for place, index in zip(torch.arange(len(batches), device=device), batches, strict=True):
+                total += self.step(index, place) * len(index)
+        return total.item() / len(self.task.train)
+
+    @property
+    def over(self) -> bool:
+        return self.pace.over or len(self.fitted.epochs) == self.regime.epochs
+
+    @torch.no_grad()
+    def close(self) -> Fitted:
+        """The best state back into the method, and no gradients left behind."""
+        for key, value in self.method.state_dict().items():
+            if key in self.best:
+                value.copy_(self.best[key])
+        self.optimizers.zero_grad()
+        return self.fitted
 
 
 class Trainer:
@@ -90,82 +160,39 @@ class Trainer:
     Two methods at one seed see the same batches: their order depends on the seed, the task, the fit and the epoch alone.
     """
 
-    def __init__(self, regime: Regime | None = None, *, seed: int = 0, progress: Progress | None = None) -> None:
+    def __init__(
+        self, regime: Regime | None = None, *, seed: int = 0, progress: Progress | None = None, watch: bool = False
+    ) -> None:
         self.regime = regime or Regime()
         self.seed = seed
         self.progress = progress
+        self.watch = watch  # check that every step obeys the rule of the step (slow; for tests of methods)
         self.fits: list[Fitted] = []
         self.kept: dict[str, dict[str, Any]] = {}  # the optimizer's state by parameter name, when it is kept
+
+    def start(self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any) -> Course:
+        """A fit, ready for its first epoch."""
+        regime = replace(self.regime.at(task.index), **changes)
+        number = sum(fitted.task == task.index for fitted in self.fits)
+        course = Course(method, task, regime, plain or {}, derive(self.seed, "task", task.index, "fit", number))
+        for name, parameter in course.weights.items() if regime.keep_state else ():
+            if name in self.kept:
+                course.optimizers.main.state[parameter] = self.kept[name]
+        if self.watch:
+            course.step = watched(course.step, method, course.optimizers.all)
+        self.fits.append(course.fitted)
+        return course
 
     def __call__(
         self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any
     ) -> Fitted:
         """See `method.Fit`. The method ends up with its best weights on validation data, or the last if there is none."""
-        plain = plain or {}
-        regime = replace(self.regime.at(task.index), **changes)
-        weights = {name: p for name, p in method.named_parameters() if p.requires_grad and p not in plain}
-        if not weights:
-            raise ValueError(f"task {task.name!r}: the method has no parameter to train")
-        optimizers = Optimizers(regime, list(weights.values()), plain)
-        if regime.keep_state:
-            optimizers.main.state.update({p: self.kept[name] for name, p in weights.items() if name in self.kept})
-        step = make_step(method, task.train, regime, optimizers.all, list(weights.values()))
-        fitted = Fitted(task.index)
-        place = ("task", task.index, "fit", sum(f.task == task.index for f in self.fits))
-        self.fits.append(fitted)
-        best = self._epochs(method, task, regime, step, optimizers, fitted, place)
-        with torch.no_grad():
-            for name, value in method.state_dict().items():
-                if name in best:
-                    value.copy_(best[name])
-        if regime.keep_state:
-            self.kept.update({name: dict(optimizers.main.state[p]) for name, p in weights.items()})
-        for optimizer in optimizers.all:
-            optimizer.zero_grad(set_to_none=True)
-        return fitted
-
-    def _epochs(
-        self,
-        method: Method,
-        task: Task,
-        regime: Regime,
-        step: Step,
-        optimizers: Optimizers,
-        fitted: Fitted,
-        place: tuple[str | int, ...],
-    ) -> dict[str, Tensor]:
-        """Train until the regime says stop; returns the state of the best epoch on validation data, if there is any."""
-        best: dict[str, Tensor] = {}
-        pace = Pace(regime)
-        method.train()
-        with torch.random.fork_rng():
-            for epoch in range(regime.epochs):
-                optimizers.set_lr(pace.start(epoch))
-                torch.manual_seed(derive(self.seed, "dropout", *place, epoch))
-                loss = self._epoch(step, task.train, regime, generator(self.seed, "batches", *place, epoch))
-                if not math.isfinite(loss):
-                    raise Diverged(
-                        f"task {task.name!r}, epoch {epoch + 1}: the loss is {loss}; try a smaller lr than {pace.lr:g}"
-                    )
-                score = evaluate(method, task.valid) if len(task.valid) else None
-                fitted.epochs.append(Epoch(pace.lr, loss, *(score or (None, None))))
-                better = pace.end(loss if score is None else score.loss)
-                if better and score is not None and regime.restore:
-                    best = {k: v.clone() for k, v in method.state_dict().items()}
-                if better or not best:
-                    fitted.best = epoch
-                if self.progress:
-                    self.progress(task, regime, fitted)
-                if pace.over:
-                    break
-        return best
-
-    def _epoch(self, step: Step, split: Split, regime: Regime, order: torch.Generator) -> float:
-        """One pass over the data; the mean loss of its examples, read once at the end."""
-        device = split.y.device
-        shuffled = torch.randperm(len(split), generator=order).to(device)
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        batches = torch.split(shuffled, regime.batch)
-        for number, index in zip(torch.arange(len(batches), device=device), batches, strict=True):
-            total += step(index, number) * len(index)
-        return total.item() / len(split)
+        course = self.start(method, task, plain=plain, **changes)
+        while not course.over:
+            course.epoch()
+            if self.progress:
+                self.progress(Moment(task, len(method.net.classes), course.regime, course.fitted))
+        if course.regime.keep_state:
+            state = course.optimizers.main.state
+            self.kept.update({name: dict(state[p]) for name, p in course.weights.items()})
+        return course.close()

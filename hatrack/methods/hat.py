@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hatrack.freeze import Freeze
 from hatrack.method import Fit, Method
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
@@ -20,16 +21,14 @@ from hatrack.task import Batch, Task, TaskId
 from hatrack.units import Units, Weight
 
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
-FINITE = torch.finfo(torch.float32).max
 
 
 class Held(NamedTuple):
     """What earlier tasks hold of one parameter while a new task is learned."""
 
     parameter: nn.Parameter
-    frozen: Tensor  # bool: these entries are put back after every update
+    freeze: Freeze
     free: Tensor | None  # soft masks: what the gradient is multiplied with
-    kept: Tensor  # the parameter's values when the task began
 
 
 class HAT(Method):
@@ -78,11 +77,11 @@ class HAT(Method):
         if not self.net.shared:
             return []
         head = self.net.heads[0]
-        assert isinstance(head, nn.Linear) and isinstance(head.bias, nn.Parameter)
+        assert isinstance(head, nn.Linear)
         always = torch.full((head.out_features,), -1)
         return [
-            Weight("head.weight", head.weight, always, self.units.features),
-            Weight("head.bias", head.bias, always, None),
+            Weight("head.weight", head.get_parameter("weight"), always, self.units.features),
+            Weight("head.bias", head.get_parameter("bias"), always, None),
         ]
 
     def _grow(self) -> None:
@@ -134,7 +133,7 @@ class HAT(Method):
             else:
                 held = torch.stack([weight.spread(gates) for gates in finished]).amax(0)
             free = None if self.masks == "binary" else 1 - held
-            self.held.append(Held(weight.parameter, held == 1, free, weight.parameter.clone()))
+            self.held.append(Held(weight.parameter, Freeze(weight.parameter, held == 1), free))
 
     def hardness(self, batch: Batch) -> Tensor:
         """s of this batch (Eq. 3): from 1/smax to smax within an epoch; smax if there is only one batch."""
@@ -147,7 +146,7 @@ class HAT(Method):
     def loss(self, batch: Batch) -> Tensor:
         assert isinstance(batch.task, int), "HAT learns one task at a time"
         gates = torch.sigmoid(self.hardness(batch) * self.embeddings[batch.task])
-        logits = self.net.head(self.units.run(batch.x, gates), batch.task)
+        logits = self.net.head(self.units.run(batch.x, without_denormals(gates)), batch.task)
         return F.cross_entropy(logits, batch.y) + self.c * self.capacity(gates)
 
     def capacity(self, gates: Tensor) -> Tensor:
@@ -157,9 +156,10 @@ class HAT(Method):
 
     def edit_grads(self, batch: Batch) -> None:
         """Mask the gradients of used weights (Eq. 2) and compensate those of the embeddings for the annealing (2.5)."""
-        for parameter, frozen, free, _ in self.held:
-            if parameter.grad is not None:
-                parameter.grad.masked_fill_(frozen, 0) if free is None else parameter.grad.mul_(free)
+        for parameter, freeze, free in self.held:
+            freeze.mask_grad()
+            if free is not None and parameter.grad is not None:
+                parameter.grad.mul_(free)
         assert isinstance(batch.task, int)
         e = self.embeddings[batch.task]
         if e.grad is not None:
@@ -167,9 +167,8 @@ class HAT(Method):
 
     def constrain(self) -> None:
         """Used weights back to their exact bits, free ones finite (an infinity would pass a closed gate)."""
-        for parameter, frozen, _, kept in self.held:
-            torch.where(frozen, kept, parameter, out=parameter)
-            parameter.nan_to_num_(nan=0.0, posinf=FINITE, neginf=-FINITE)
+        for held in self.held:
+            held.freeze.restore()
         self.embeddings[self.learning].clamp_(-LIMIT, LIMIT)
 
     # Looking at it
@@ -178,6 +177,12 @@ class HAT(Method):
         """The share of the units of every layer that finished tasks use."""
         used = (self.gates[self.done] > 0.5).any(0).float()
         return {name: used[units].mean().item() for name, units in self.units.layers.items()}
+
+
+def without_denormals(gates: Tensor) -> Tensor:
+    """Gates under 1e-12 become 0, with the gradient they had. No sum in float32 would show the difference, but products of
+    such gates are denormal numbers, which a CPU computes many times slower."""
+    return gates + (torch.where(gates < 1e-12, 0, gates) - gates).detach()
 
 
 def compensation(e: Tensor, s: Tensor, smax: float) -> Tensor:

@@ -1,0 +1,251 @@
+"""The command line. Every option comes from a signature: the method's, the regime's, the benchmark's, the network's."""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from hatrack import __version__, demo, listing
+from hatrack.benchmarks import BENCHMARKS
+from hatrack.methods import METHODS
+from hatrack.networks import NETWORKS
+from hatrack.options import Parameter, check_value, choose, parameters
+from hatrack.progress import Display
+from hatrack.record import Record
+from hatrack.regime import Regime
+from hatrack.report import report as make_report
+from hatrack.report.tables import settings, terminal
+from hatrack.run import Run, run
+from hatrack.trainer import Diverged
+
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+Values = dict[str, Any]
+
+
+def application(words: Sequence[str]) -> typer.Typer:
+    """The program. The options of `hatrack run BENCHMARK METHOD` depend on the two names, so they are looked up first."""
+    app = typer.Typer(
+        help="Train one network on task after task without losing the earlier ones.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_version)
+    app.command("list")(_list)
+    app.command("run", help=_run_help(words))(_run_command(words))
+    app.command("report")(_report)
+    app.command("demo")(_demo)
+    return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+def _version(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Train one network on task after task without losing the earlier ones."""
+
+
+def _list(name: Annotated[str, typer.Argument(help="a method, benchmark or network, for its options")] = "") -> None:
+    """Methods, benchmarks and networks; or one of them with all its options."""
+    Console().print(listing.entry(name) if name else listing.everything())
+
+
+def _report(
+    folder: Annotated[Path, typer.Argument(help="the folder with the records")],
+    out: Annotated[Path | None, typer.Option(help="where to write the page (default: the same folder)")] = None,
+) -> None:
+    """Make a page, figures and a table of the records in a folder."""
+    if not folder.is_dir():
+        raise ValueError(f"no folder {str(folder)!r}; hatrack run ... --out {folder} would make one")
+    print(f"wrote {make_report(folder, out)}")
+
+
+def _demo(out: Annotated[Path, typer.Option(help="where records and the page go")] = Path("demo")) -> None:
+    """Forgetting and its cure, on real images, in about a minute; leaves a page to look at."""
+    _carry_out(demo.runs(), out, again=False, device="cpu")
+    print(f"The page to look at: {make_report(out)}")
+
+
+# hatrack run
+
+
+def _chosen(words: Sequence[str]) -> dict[str, tuple[str, Callable[..., Any]]]:
+    """The benchmark, method and network that the command line names, so far as it does."""
+    tables: dict[str, Mapping[str, Callable[..., Any]]]
+    tables = {"benchmark": BENCHMARKS, "method": METHODS, "network": NETWORKS}
+    if len(words) > 1 and words[1].startswith("-") and not {"-h", "--help"} & set(words):
+        raise ValueError("the names come first, then the options: hatrack run BENCHMARK METHOD ...")
+    names = dict(zip(("benchmark", "method"), [w for w in words[1:3] if not w.startswith("-")], strict=False))
+    if len(names) == 2:
+        names["network"] = "mlp"
+        for place, word in enumerate(words):
+            if word == "--network" and place + 1 < len(words):
+                names["network"] = words[place + 1]
+            elif word.startswith("--network="):
+                names["network"] = word.split("=", 1)[1]
+    return {kind: (name, choose(kind, name, tables[kind])) for kind, name in names.items()}
+
+
+def _run_help(words: Sequence[str]) -> str:
+    text = "Run a method on a benchmark and keep the record. The two names come first, then options."
+    if words[:1] != ["run"] or len(_chosen(words)) < 2:
+        text += (
+            "\n\nhatrack run BENCHMARK METHOD --help shows the options of those two as well; hatrack list shows the names."
+        )
+    return text
+
+
+def _run_command(words: Sequence[str]) -> Callable[..., None]:
+    """A function whose signature holds the options of everything that is named."""
+    groups: dict[str, tuple[str, dict[str, Parameter]]] = {
+        "": ("Options", parameters(Run)),
+        "regime": ("Regime", parameters(Regime)),
+    }
+    if words[:1] == ["run"]:
+        for kind, (name, entry) in _chosen(words).items():
+            groups[f"{kind}_options"] = (f"{kind.capitalize()} {name}", parameters(entry))
+
+    def command(benchmark: str, method: str, **values: Any) -> None:
+        chosen: dict[str, Values] = {}
+        for group, (_, known) in groups.items():
+            given = {name: values.pop(name) for name in known}
+            chosen[group] = {n: convert(known[n], text) for n, text in given.items() if text is not None}
+        _run(benchmark, method, chosen, **values)
+
+    fixed = list(inspect.signature(_run).parameters.values())
+    options = [_option(p, panel) for panel, known in groups.values() for p in known.values()]
+    command.__signature__ = inspect.Signature([*fixed[:2], *fixed[3:], *options])  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in command.__signature__.parameters.values()}  # type: ignore[attr-defined]
+    return command
+
+
+def _run(
+    benchmark: Annotated[str, typer.Argument(help="the task sequence")],
+    method: Annotated[str, typer.Argument(help="the method")],
+    chosen: dict[str, Any],
+    network: Annotated[str, typer.Option(help="the trunk", metavar="NAME")] = "mlp",
+    seed: Annotated[int | None, typer.Option(help="the seed (default 0)", metavar="N")] = None,
+    seeds: Annotated[str | None, typer.Option(help="several seeds: 0-4, or 0,3,7", metavar="RANGE")] = None,
+    out: Annotated[Path, typer.Option(help="where records go")] = Path("runs"),
+    again: Annotated[bool, typer.Option("--again", help="run even if there is a record of this run")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda", metavar="NAME")] = "auto",
+) -> None:
+    if seed is not None and seeds is not None:
+        raise ValueError("--seed and --seeds exclude each other")
+    wanted = parse_seeds(seeds) if seeds is not None else [seed or 0]
+    regime = Regime(**chosen.pop("regime"))
+    own = chosen.pop("")
+    runs = [Run(benchmark, method, s, network=network, regime=regime, **own, **chosen) for s in wanted]
+    _carry_out(runs, out, again, parse_device(device))
+
+
+def _carry_out(runs: Sequence[Run], out: Path, again: bool, device: str) -> None:
+    """Run them one after the other, with progress on a terminal, and print the table."""
+    records: list[Record] = []
+    with Display(runs) as display:
+        for spec in runs:
+            records.append(run(spec, out, again=again, device=device, progress=display.start(spec)))
+            display.finish()
+    for setting in settings(records):
+        Console().print(terminal(setting))
+    print(f"{len(records)} records in {out}; a page of them: hatrack report {out}")
+
+
+def _option(parameter: Parameter, panel: str) -> inspect.Parameter:
+    """A parameter as an option: texts, so that all values are read and checked in one place."""
+    flag = "--" + parameter.name.replace("_", "-")
+    kind: Any = bool if parameter.type is bool else str
+    names = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag]
+    shown = ",".join(map(str, parameter.default)) if isinstance(parameter.default, tuple) else str(parameter.default)
+    text = f"{parameter.option.help} [{shown}]" if shown else parameter.option.help
+    info = typer.Option(*names, help=escape(text), metavar=_metavar(parameter), show_default=False, rich_help_panel=panel)
+    return inspect.Parameter(
+        parameter.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
+    )
+
+
+def _metavar(parameter: Parameter) -> str | None:
+    if parameter.choices:
+        return "|".join(map(str, parameter.choices))
+    if parameter.type is bool:
+        return None
+    return {int: "N", float: "NUMBER", str: "TEXT"}.get(parameter.type, "N,N,...")
+
+
+def convert(parameter: Parameter, text: Any) -> Any:
+    """The value that an option's text stands for; an error names the option, the value and what was expected."""
+    value = text
+    try:
+        if parameter.choices:
+            value = next((c for c in parameter.choices if str(c) == text), text)
+        elif get_origin(parameter.type) is tuple:
+            value = tuple(get_args(parameter.type)[0](part) for part in text.split(","))
+        elif parameter.type in (int, float):
+            value = parameter.type(text)
+        check_value(parameter, value)
+    except ValueError as error:
+        said = (
+            str(error) if parameter.name in str(error) else f"{parameter.name} must be {_metavar(parameter)}, not {text!r}"
+        )
+        raise ValueError("--" + said.replace(parameter.name, parameter.name.replace("_", "-"), 1)) from None
+    return value
+
+
+def parse_seeds(text: str) -> list[int]:
+    """0-4 or 0,3,7 or both."""
+    seeds: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            seeds += range(int(first), int(last or first) + 1)
+    except ValueError:
+        seeds = []
+    if not seeds:
+        raise ValueError(f"--seeds must be a range such as 0-4 or a list such as 0,3,7, not {text!r}")
+    return seeds
+
+
+def parse_device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be auto, cpu or cuda, not {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: no GPU that torch can use was found; --device cpu works everywhere")
+    return name
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the program. What a user got wrong is one line on standard error and exit code 2."""
+    words = list(sys.argv[1:] if words is None else words)
+    try:
+        return int(application(words)(words or ["--help"], standalone_mode=False) or 0)
+    except UsageError as error:
+        print(f"hatrack: {' '.join(error.format_message().split())}", file=sys.stderr)  # type: ignore[attr-defined]
+    except (ValueError, IndexError, OSError, Diverged) as error:
+        if os.environ.get("HATRACK_TRACEBACK"):
+            raise
+        print(f"hatrack: {error}", file=sys.stderr)
+    except (KeyboardInterrupt, typer.Abort):
+        print("hatrack: stopped", file=sys.stderr)
+        return 130
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

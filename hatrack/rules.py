@@ -1,0 +1,105 @@
+"""The rule of the step, checked on any machine, so that a computer without a GPU guards the GPU's recorded steps.
+
+Inside a step, Python may depend on the task but never on a tensor's value; no tensor is made from Python data; and nothing
+is rebound: parameters, buffers and plain attributes are afterwards the same objects at the same addresses.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+READS = {  # operations that wait for a value, or whose result's shape depends on values
+    aten._local_scalar_dense.default: "reads a tensor's value (if, bool(), int(), float() or .item() on a tensor)",
+    aten.nonzero.default: "has a result whose shape depends on values (nonzero, or a mask as an index)",
+    aten.masked_select.default: "has a result whose shape depends on values (masked_select)",
+    aten.equal.default: "reads a tensor's value (torch.equal)",
+    aten._unique2.default: "has a result whose shape depends on values (unique)",
+    aten.lift_fresh.default: "makes a tensor from Python data (torch.tensor, torch.as_tensor)",
+}
+LEAVES_TORCH = {
+    Tensor.tolist: "reads tensor values (.tolist())",
+    Tensor.numpy: "reads tensor values (.numpy())",
+    Tensor.__array__: "reads tensor values (a numpy call on a tensor)",
+    Tensor.cpu: "copies from the device to the host (.cpu())",
+    torch.from_numpy: "makes a tensor from Python data (torch.from_numpy)",
+}
+
+
+class RuleBroken(AssertionError):  # noqa: N818
+    """A step did something that a recorded step can't do."""
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS:
+            raise RuleBroken(f"the step {READS[func]}")
+        if func in (aten.index.Tensor, aten.index_put_.default) and any(
+            i is not None and i.dtype == torch.bool for i in args[1]
+        ):
+            raise RuleBroken("the step uses a mask as an index, so that a shape depends on values; use torch.where")
+        return func(*args, **(kwargs or {}))
+
+
+class _Functions(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in LEAVES_TORCH:
+            raise RuleBroken(f"the step {LEAVES_TORCH[func]}")
+        return func(*args, **(kwargs or {}))
+
+
+def _places(module: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, tuple[int, int]]:
+    """The object and the address behind every name: parameters, buffers and the optimizers' state."""
+    found: dict[str, Tensor] = dict([*module.named_parameters(), *module.named_buffers()])
+    for k, optimizer in enumerate(optimizers):
+        for n, state in enumerate(optimizer.state.values()):
+            found |= {f"optimizer {k}, state {n}, {key}": t for key, t in state.items() if isinstance(t, Tensor)}
+    return {name: (id(t), t.data_ptr()) for name, t in found.items()}
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """The plain Python values that a recorded step would never see change, and the identity of everything else."""
+    found = {}
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if not key.startswith("_"):
+                plain = isinstance(value, bool | int | float | str | tuple | None)
+                found[f"{name}.{key}".lstrip(".")] = value if plain else id(value)
+    return found
+
+
+@contextmanager
+def watch_step(module: nn.Module, optimizers: list[torch.optim.Optimizer] | None = None) -> Iterator[None]:
+    """Raise `RuleBroken` if what runs within breaks the rule of the step."""
+    places, attributes = _places(module, optimizers or []), _attributes(module)
+    with _Functions(), _Operations():  # type: ignore[no-untyped-call]
+        yield
+    for what, before, now in (
+        ("address of", places, _places(module, optimizers or [])),
+        ("attribute", attributes, _attributes(module)),
+    ):
+        for name in before.keys() | now.keys():
+            if before.get(name) != now.get(name):
+                raise RuleBroken(f"the step rebinds something: the {what} {name} is not what it was")
+
+
+def watched(
+    step: Callable[[Tensor, Tensor], Tensor], module: nn.Module, optimizers: list[torch.optim.Optimizer]
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The same step, checked at every call but the first, in which optimizers make their state."""
+    calls = 0
+
+    def checked(index: Tensor, number: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            return step(index, number)
+        with watch_step(module, optimizers):
+            return step(index, number)
+
+    return checked

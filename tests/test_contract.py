@@ -1,0 +1,229 @@
+"""What every method must do, run for every entry of METHODS by itself."""
+
+import copy
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hatrack import METHODS, Method, Network, Regime, Task, Trainer, evaluate
+from hatrack.networks import mlp
+from hatrack.options import parameters
+from hatrack.seeds import seeded
+from tests.toys import toy_tasks
+
+ISOLATED = ["frozen", "independent", "hat"]  # methods that promise to leave earlier tasks alone, bit for bit
+UNTRAINED = ["random"]
+MULTI_ONLY = ["frozen"]
+OPTIMIZERS = {
+    "sgd": {"optimizer": "sgd", "lr": 0.1},
+    "kept momentum": {"optimizer": "momentum", "lr": 0.05, "keep_state": True},
+    "kept adam": {"optimizer": "adam", "lr": 0.01, "keep_state": True},
+    "kept adamw with decay": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1, "keep_state": True},
+}
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def make(name: str, tasks: list[Task], *, seed: int = 0, known: int | None = None, heads: str = "multi") -> Method:
+    """An untrained method on a small network that knows the first `known` tasks."""
+    with seeded(seed, "weights"):
+        trunk = mlp(tasks[0].shape, widths=(24, 24), dropout=0.2, input_dropout=0.1)
+    classes = [task.classes for task in tasks[:known]]
+    example = tasks[0].train.inputs(torch.arange(2))
+    return METHODS[name](Network(trunk, classes, example, heads=heads, seed=seed))
+
+
+def learn(method: Method, tasks: list[Task], fit: Trainer | None = None) -> Trainer:
+    fit = fit or Trainer(Regime(epochs=4, batch=16, lr=0.1))
+    for task in tasks:
+        method.learn(task, fit)
+    return fit
+
+
+@torch.no_grad()
+def logits(method: Method, task: Task) -> Tensor:
+    method.eval()
+    return method(task.test.inputs(torch.arange(len(task.test))), task.index)
+
+
+@every_method
+def test_learns_a_task(name):
+    tasks = toy_tasks(2)
+    method = make(name, tasks)
+    learn(method, tasks, Trainer(Regime(epochs=20, batch=8, lr=0.1)))
+    accuracy = evaluate(method, tasks[-1].test).accuracy
+    assert accuracy < 0.7 if name in UNTRAINED else accuracy > 0.8
+
+
+@every_method
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_step_obeys_the_rule(name, optimizer):
+    tasks = toy_tasks(3)
+    fit = Trainer(Regime(epochs=2, batch=16, **OPTIMIZERS[optimizer]), watch=True)
+    learn(make(name, tasks), tasks, fit)
+    assert bool(fit.fits) == (name not in UNTRAINED)
+
+
+@every_method
+def test_one_seed_gives_one_result(name):
+    tasks = toy_tasks(2)
+    states = []
+    for _ in range(2):
+        torch.manual_seed(len(states))  # the world outside must not matter
+        method = make(name, tasks)
+        learn(method, tasks)
+        states.append(method.state_dict())
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+@every_method
+def test_leaves_the_global_generator_alone(name):
+    tasks = toy_tasks(2)
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    method = make(name, tasks)
+    learn(method, tasks)
+    logits(method, tasks[0])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@every_method
+def test_the_state_is_all_there_is(name):
+    tasks = toy_tasks(3)
+    method = make(name, tasks)
+    learn(method, tasks[:2])
+    twin = make(name, tasks, seed=1)
+    assert name in UNTRAINED or not torch.equal(logits(method, tasks[0]), logits(twin, tasks[0]))
+    twin.net.seed = method.net.seed
+    twin.load_state_dict(copy.deepcopy(method.state_dict()))
+    for task in tasks:
+        assert torch.equal(logits(method, task), logits(twin, task))
+
+
+@every_method
+def test_tasks_may_come_later(name):
+    tasks = toy_tasks(3)
+    method, twin = make(name, tasks, known=1), make(name, tasks)
+    fits = [Trainer(Regime(epochs=3, batch=16, lr=0.1)) for _ in range(2)]
+    for task in tasks:
+        if task.index:
+            method.net.add_task(task.classes)
+        method.learn(task, fits[0])
+        twin.learn(task, fits[1])
+    for task in tasks:
+        assert torch.equal(logits(method, task), logits(twin, task)), "known in advance or not must make no difference"
+
+
+@every_method
+def test_a_batch_may_mix_tasks(name):
+    tasks = toy_tasks(3)
+    method = make(name, tasks)
+    learn(method, tasks)
+    method.eval()
+    owner = torch.arange(12) % 3
+    x = torch.cat([tasks[k].test.inputs(torch.tensor([i])) for i, k in enumerate(owner.tolist())])
+    with torch.no_grad():
+        mixed = method(x, owner)
+        for k in range(3):
+            single = method(x, k)
+            torch.testing.assert_close(mixed[owner == k], single[owner == k])
+    assert mixed.isfinite().all()
+
+
+@every_method
+def test_prediction_changes_nothing(name):
+    tasks = toy_tasks(2)
+    method = make(name, tasks)
+    learn(method, tasks[:1])
+    before = copy.deepcopy(method.state_dict())
+    first = logits(method, tasks[0])
+    assert torch.equal(first, logits(method, tasks[0]))
+    assert all(torch.equal(before[key], value) for key, value in method.state_dict().items())
+
+
+@every_method
+def test_shared_head(name):
+    tasks = toy_tasks(3)
+    if name in MULTI_ONLY:
+        with pytest.raises(ValueError, match="head per task"):
+            make(name, tasks, heads="shared")
+        return
+    method = make(name, tasks, heads="shared")
+    learn(method, tasks)
+    assert logits(method, tasks[0]).shape == (len(tasks[0].test), 3)
+    assert logits(method, tasks[2]).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ISOLATED)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_earlier_tasks_are_unchanged_bit_for_bit(name, optimizer):
+    tasks = toy_tasks(4)
+    method = make(name, tasks, known=2)
+    fit = Trainer(Regime(epochs=4, batch=16, **OPTIMIZERS[optimizer]))
+    after: list[Tensor] = []
+    for task in tasks:
+        if task.index >= 2:
+            method.net.add_task(task.classes)
+        method.learn(task, fit)
+        for earlier, kept in zip(tasks, after, strict=False):
+            assert torch.equal(logits(method, earlier), kept), f"task {earlier.index} changed while {task.index} was learned"
+        after.append(logits(method, task))
+    assert all(kept.std(0).min() > 0 for kept in after), "constant logits would prove nothing"
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_plain_sgd_does_change_earlier_tasks(optimizer):
+    """The control of the test above: the same training moves the logits of a method that promises nothing."""
+    tasks = toy_tasks(2)
+    method = make("sgd", tasks)
+    fit = Trainer(Regime(epochs=4, batch=16, **OPTIMIZERS[optimizer]))
+    method.learn(tasks[0], fit)
+    before = logits(method, tasks[0])
+    method.learn(tasks[1], fit)
+    assert not torch.equal(before, logits(method, tasks[0]))
+
+
+def test_methods_at_one_seed_see_the_same_batches():
+    tasks = toy_tasks(2)
+
+    class Witness(Method):
+        def loss(self, batch):
+            seen.append((batch.task, batch.x.clone(), batch.y.clone()))
+            return super().loss(batch)
+
+    class Restless(Witness):
+        """Draws numbers and uses another number of epochs, which must not disturb the batches."""
+
+        def learn(self, task, fit):
+            torch.rand(3)
+            fit(self, task, epochs=2 + task.index)
+
+    worlds = []
+    for kind in (Witness, Restless):
+        seen = []
+        method = make("sgd", tasks)
+        learn(kind(method.net), tasks, Trainer(Regime(epochs=2, batch=16), seed=3))
+        worlds.append(seen)
+    first = [s for s in worlds[0] if s[0] == 1]
+    second = [s for s in worlds[1] if s[0] == 1][: len(first)]
+    assert len(first) == 6
+    assert all(
+        torch.equal(a, b) for one, two in zip(first, second, strict=True) for a, b in zip(one[1:], two[1:], strict=True)
+    )
+    orders = [s[2].tolist() for s in first]
+    assert orders[0] != orders[3], "every epoch has an order of its own"
+
+
+@every_method
+def test_every_option_is_documented(name):
+    method = METHODS[name]
+    keywords = [p for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    assert set(parameters(method)) == {p.name for p in keywords}, "every keyword has a help text"
+    assert inspect.getdoc(method)
+    page = Path(__file__).parent.parent / "docs" / "methods" / f"{name}.md"
+    text = page.read_text()
+    for option in parameters(method):
+        assert f"`--{option.replace('_', '-')}`" in text, f"{page.name} does not mention --{option}"

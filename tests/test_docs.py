@@ -1,0 +1,119 @@
+"""What the documents say is true: the tree of files, the commands, the example method."""
+
+import importlib.util
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from hatrack import METHODS, Network, Regime, Trainer
+from hatrack.__main__ import main
+from hatrack.networks import mlp
+from tests.test_contract import learn, logits
+from tests.toys import toy_tasks
+
+ROOT = Path(__file__).parent.parent
+DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def tree() -> dict[str, str]:
+    """The paths in the README's tree, with what it says of each."""
+    block = re.search(r"```text\n(hatrack/\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block, "the README has a tree"
+    paths: dict[str, str] = {}
+    parents: list[str] = []
+    for line in block[1].splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        name, _, said = line.strip().partition(" ")
+        parents = [*parents[:depth], name]
+        paths["".join(parents)] = said.strip()
+    return paths
+
+
+def test_the_tree_in_the_readme_is_complete():
+    listed = tree()
+    files = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    present = {path for path in files.stdout.split() if (ROOT / path).exists() and "/" in path and not path.startswith(".")}
+    for path in listed:
+        assert (ROOT / path).exists(), f"the tree lists {path}, which is not there"
+    closed = tuple(p for p in listed if p.endswith("/") and not any(q.startswith(p) and q != p for q in listed))
+    missing = {path for path in present if path not in listed and not path.startswith(closed)}
+    assert not missing, f"the tree lacks {sorted(missing)}"
+
+
+def test_the_tree_says_something_of_every_file():
+    assert [path for path, said in tree().items() if not said and not path.endswith("/")] == []
+
+
+def commands() -> list[str]:
+    found = []
+    for path in DOCS:
+        for block in re.findall(r"```(?:sh|bash)\n(.*?)```", path.read_text(), re.DOTALL):
+            found += [line.split("#")[0].strip() for line in block.splitlines()]
+        found += re.findall(r"`(hatrack (?:run|list|report|demo)[^`]*)`", path.read_text())
+    return sorted(
+        {c for c in found if c.startswith("hatrack ") and "..." not in c and "BENCHMARK" not in c and "DIR" not in c}
+    )
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_in_the_documents_are_understood(command, capsys):
+    """Every option exists and every value is allowed: with --help in the end nothing is run."""
+    words = shlex.split(command)[1:]
+    assert main([*words, "--help"]) == 0
+    shown = capsys.readouterr().out
+    for word in words:
+        if word.startswith("--"):
+            assert word.split("=")[0] in shown
+
+
+def test_the_first_two_commands_of_the_readme():
+    block = re.search(r"```(?:sh|bash)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert [line.split("#")[0].strip() for line in block[1].splitlines()][:2] == ["make demo", "make test"]
+
+
+def test_links_lead_somewhere():
+    for path in DOCS:
+        for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
+            if not target.startswith("http"):
+                assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def example():
+    path = ROOT / "docs" / "examples" / "anchored.py"
+    spec = importlib.util.spec_from_file_location("anchored", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Anchored, path.read_text()
+
+
+def test_the_example_in_the_documents_is_the_file():
+    _, text = example()
+    assert f"```python\n{text}```" in (ROOT / "docs" / "adding_a_method.md").read_text()
+
+
+def test_the_example_works():
+    anchored, _ = example()
+    tasks = toy_tasks(2)
+    change = {}
+    for strength in (0.0, 10.0):
+        net = Network(mlp(tasks[0].shape, widths=(24,), dropout=0.0), [3, 3], tasks[0].train.inputs(torch.arange(2)))
+        torch.manual_seed(0)
+        method = anchored(net, strength=strength)
+        fit = Trainer(Regime(epochs=10, batch=8, lr=0.05), watch=True)
+        method.learn(tasks[0], fit)
+        before = logits(method, tasks[0])
+        learn(method, tasks[1:], fit)
+        change[strength] = (before - logits(method, tasks[0])).abs().mean().item()
+    assert change[10.0] < change[0.0] / 3
+    with pytest.raises(ValueError, match="strength must be at least 0"):
+        anchored(net, strength=-1.0)
+
+
+def test_every_method_has_a_page():
+    assert {path.stem for path in (ROOT / "docs" / "methods").glob("*.md")} == set(METHODS)

@@ -1,0 +1,360 @@
+"""HAT against its formulas, and its promise against attempts to break it."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from hatrack import HAT, Network, Regime, Trainer
+from hatrack.benchmarks import BENCHMARKS
+from hatrack.methods.hat import compensation, without_denormals
+from hatrack.networks import alexnet, mlp
+from hatrack.seeds import seeded
+from hatrack.task import Batch
+from hatrack.units import Units
+from tests.test_contract import learn, logits
+from tests.toys import toy_tasks
+
+
+def make_hat(tasks, *, widths=(12, 10), known=None, heads="multi", **options) -> HAT:
+    with seeded(0, "weights"):
+        trunk = mlp(tasks[0].shape, widths=widths, dropout=0.0, input_dropout=0.0)
+    net = Network(trunk, [t.classes for t in tasks[:known]], tasks[0].train.inputs(torch.arange(2)), heads=heads)
+    return HAT(net, **options)
+
+
+def place(step: int, steps: int, seen: float = 0.0) -> Batch:
+    nothing = torch.zeros(0)
+    return Batch(nothing, nothing, 0, torch.tensor(step), torch.tensor(steps), torch.tensor(seen))
+
+
+# Formulas
+
+
+@pytest.mark.parametrize("smax", [25, 400, 800])
+def test_annealing_follows_the_paper(smax):
+    hat = make_hat(toy_tasks(1), smax=smax)
+    for b in range(1, 11):  # the paper counts from 1
+        expected = 1 / smax + (smax - 1 / smax) * (b - 1) / (10 - 1)
+        assert hat.hardness(place(b - 1, 10)).item() == pytest.approx(expected, rel=1e-6)
+    assert hat.hardness(place(0, 10)).item() == pytest.approx(1 / smax)
+    assert hat.hardness(place(9, 10)).item() == pytest.approx(smax)
+    assert hat.hardness(place(0, 1)).item() == pytest.approx(smax), "one batch: hard from the start"
+
+
+@pytest.mark.parametrize(("examples", "last"), [(42500, 399.96), (60000, 399.79), (9000, 398.22)])
+def test_annealing_of_the_authors_code(examples, last):
+    hat = make_hat(toy_tasks(1), anneal="authors")
+    start = (examples - 1) // 64 * 64  # where the last batch of 64 begins
+    assert hat.hardness(place(0, 1, start / examples)).item() == pytest.approx(last, abs=0.005)
+
+
+def test_batches_know_how_much_of_the_epoch_is_behind_them():
+    split = toy_tasks(1)[0].train  # 48 examples
+    batch = split.take(torch.arange(5), torch.tensor(2), torch.tensor(3), 20)
+    assert batch.seen.item() == pytest.approx(40 / 48)
+
+
+def test_compensation_is_the_ratio_of_two_sigmoid_slopes():
+    e = torch.linspace(-6, 6, 25, dtype=torch.float64)
+    for s in (1 / 400, 0.5, 7.0):
+        slope, annealed = (torch.sigmoid(x) * torch.sigmoid(-x) for x in (e, s * e))
+        expected = 400 * slope / (s * annealed)
+        torch.testing.assert_close(compensation(e, torch.tensor(s, dtype=torch.float64), 400.0), expected)
+        single = compensation(e.float(), torch.tensor(s), 400.0)
+        torch.testing.assert_close(single.double(), expected, rtol=1e-5, atol=0)
+
+
+def test_compensation_is_clamped_where_the_paper_clamps_it():
+    factor = compensation(torch.tensor([1.0, -1.0]), torch.tensor(400.0), 400.0)
+    expected = 400 * (math.cosh(50) + 1) / (400 * (math.cosh(1) + 1))
+    assert factor.tolist() == pytest.approx([expected] * 2, rel=1e-5)
+
+
+def test_capacity_term_by_hand():
+    hat = make_hat(toy_tasks(1), widths=(2, 2))
+    hat.used = torch.tensor([1.0, 0.0, 0.25, 0.0])
+    # (0.5 * 0 + 0.5 * 1 + 1 * 0.75 + 0.2 * 1) / (0 + 1 + 0.75 + 1)
+    assert hat.capacity(torch.tensor([0.5, 0.5, 1.0, 0.2])).item() == pytest.approx(1.45 / 2.75)
+    hat.used = torch.zeros(4)
+    assert hat.capacity(torch.tensor([0.5, 0.5, 1.0, 0.2])).item() == pytest.approx(0.55), "first task: the mean gate"
+    hat.used = torch.ones(4)
+    assert hat.capacity(torch.ones(4)).item() == 0, "no unit is free"
+
+
+def test_tiny_gates_lose_their_value_but_not_their_gradient():
+    gates = torch.tensor([1e-30, 1e-13, 1e-11, 0.3, 1.0], requires_grad=True)
+    out = without_denormals(gates)
+    assert out.tolist() == [0.0, 0.0, *gates.tolist()[2:]]
+    (out * torch.arange(5.0)).sum().backward()
+    assert gates.grad.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_one_step_by_hand():
+    """Loss, gradients and updates of one step on two layers, written out in float64."""
+    task = toy_tasks(1, train=8, valid=0.0)[0]
+    hat = make_hat([task], widths=(5, 4), c=0.75, smax=400.0)
+    hat.used = torch.zeros(9)
+    start = {name: p.detach().double().clone().requires_grad_() for name, p in hat.named_parameters()}
+    hat.learn(task, Trainer(Regime(epochs=1, batch=4, lr=0.1, schedule="constant", clip=0.0)))
+
+    order = torch.randperm(8, generator=_batch_order())
+    for number, index in enumerate(torch.split(order, 4)):
+        s = (1 / 400, 400)[number]
+        x, y = task.train.inputs(index).double().flatten(1), task.train.y[index]
+        a = torch.sigmoid(s * start["embeddings.0"])
+        h1 = torch.relu(x @ start["net.trunk.1.weight"].T + start["net.trunk.1.bias"]) * a[:5]
+        h2 = torch.relu(h1 @ start["net.trunk.3.weight"].T + start["net.trunk.3.bias"]) * a[5:]
+        out = h2 @ start["net.heads.0.weight"].T + start["net.heads.0.bias"]
+        loss = -out.log_softmax(1)[torch.arange(4), y].mean() + 0.75 * a.mean()
+        grads = dict(zip(start, torch.autograd.grad(loss, list(start.values())), strict=True))
+        e = start["embeddings.0"].detach()
+        q = grads["embeddings.0"] * 400 * (torch.cosh((s * e).clamp(-50, 50)) + 1) / (s * (torch.cosh(e) + 1))
+        with torch.no_grad():
+            for name, p in start.items():
+                if name == "embeddings.0":
+                    p.copy_((p - 0.05 * q).clamp(-6, 6))
+                else:
+                    p -= 0.1 * grads[name]
+    for name, p in hat.named_parameters():
+        torch.testing.assert_close(p.detach().double(), start[name].detach(), rtol=1e-4, atol=1e-5)
+
+
+def _batch_order():
+    from hatrack.seeds import derive, generator
+
+    return generator(derive(0, "task", 0, "fit", 0), "batches", 0)
+
+
+# Which weights are held
+
+
+def looped_hold(hat: HAT, gates: list[torch.Tensor], protect: str) -> dict[str, torch.Tensor]:
+    """Eq. 2 weight by weight, for a trunk of linear layers 1 and 3."""
+    held = {}
+    sizes = {"1": 0, "3": len(hat.net.trunk[1].bias)}
+    for layer, first in sizes.items():
+        weight = hat.net.trunk[int(layer)].weight
+        table = torch.zeros_like(weight)
+        for i in range(weight.shape[0]):
+            for j in range(weight.shape[1]):
+                reads = [1.0 if layer == "1" else g[j].item() for g in gates]
+                writes = [g[first + i].item() for g in gates]
+                together = max(min(w, r) for w, r in zip(writes, reads, strict=True))
+                table[i, j] = together if protect == "exact" else min(max(writes), max(reads))
+        held[f"{layer}.weight"] = table
+        held[f"{layer}.bias"] = torch.stack([g[first : first + weight.shape[0]] for g in gates]).amax(0)
+    return held
+
+
+@pytest.mark.parametrize("masks", ["binary", "soft"])
+@pytest.mark.parametrize("protect", ["paper", "exact"])
+def test_held_weights_follow_the_formula(masks, protect):
+    tasks = toy_tasks(3)
+    hat = make_hat(tasks, widths=(7, 6), masks=masks, protect=protect)
+    draw = torch.Generator().manual_seed(1)
+    for t in range(2):
+        gates = torch.rand(13, generator=draw)
+        hat.gates[t] = gates > 0.5 if masks == "binary" else gates
+        hat.done[t] = True
+    hat._hold()
+    expected = looped_hold(hat, [hat.gates[t].float() for t in range(2)], protect)
+    for (name, want), held in zip(expected.items(), hat.held, strict=True):
+        before = held.parameter.detach().clone()
+        held.parameter.grad = torch.ones_like(before)
+        hat.edit_grads(place(0, 2))
+        torch.testing.assert_close(held.parameter.grad, 1 - want, msg=name)
+        held.parameter.data += 1
+        held.freeze.restore()
+        assert torch.equal(held.parameter == before, want == 1), name
+    assert any((want == 1).any() and (want == 0).any() for want in expected.values()) or masks == "soft"
+
+
+def test_exact_protection_holds_less_than_the_paper_s():
+    tasks = toy_tasks(3)
+    counts = {}
+    for protect in ("paper", "exact"):
+        hat = make_hat(tasks, widths=(40, 40), protect=protect)
+        learn(hat, tasks[:2])
+        hat._hold()
+        counts[protect] = sum((held.freeze.free == 0).sum().item() for held in hat.held)
+    assert 0 < counts["exact"] < counts["paper"]
+
+
+def test_the_units_of_alexnet():
+    """The first wide layer reads every unit of the last convolution through 2x2 places, channel after channel."""
+    units = Units(alexnet((3, 32, 32)), torch.zeros(1, 3, 32, 32))
+    assert list(units.layers.values()) == [
+        slice(0, 64),
+        slice(64, 192),
+        slice(192, 448),
+        slice(448, 2496),
+        slice(2496, 4544),
+    ]
+    weights = {w.name: w for w in units.weights}
+    assert weights["13.weight"].reads.tolist() == [192 + c for c in range(256) for _ in range(4)]
+    values = torch.rand(4544)
+    spread = weights["4.weight"].spread(values)  # (128, 64, 3, 3)
+    assert spread[5, 9, 2, 1] == min(values[64 + 5], values[9])
+    assert torch.equal(weights["0.weight"].spread(values)[:, 0, 0, 0], values[:64]), "images are always on"
+
+
+def test_gated_run_equals_a_gate_behind_every_layer():
+    trunk = alexnet((3, 32, 32)).eval()
+    units = Units(trunk, torch.zeros(1, 3, 32, 32))
+    gates = torch.rand(4544)
+    x = torch.rand(3, 3, 32, 32)
+    expected = x
+    sites = {3: slice(0, 64), 7: slice(64, 192), 11: slice(192, 448), 15: slice(448, 2496), 18: slice(2496, 4544)}
+    for number, module in enumerate(trunk):
+        expected = module(expected)
+        if number in sites:
+            gate = gates[sites[number]]
+            expected = expected * (gate[:, None, None] if expected.dim() == 4 else gate)
+    torch.testing.assert_close(units.run(x, gates), expected)
+
+
+# The promise
+
+
+def test_nothing_moves_under_adamw_with_tasks_added_later():
+    """Five tasks on real images: AdamW with decay and kept state, two of the tasks not known at first."""
+    tasks = BENCHMARKS["digits-and-clothes"](0, data="sample")[:5]
+    hat = make_hat(tasks, widths=(100, 100), known=3)
+    fit = Trainer(Regime(epochs=2, optimizer="adamw", lr=1e-3, weight_decay=0.01, keep_state=True))
+    hat.learn(tasks[0], fit)
+    first, moved = logits(hat, tasks[0]), hat.net.trunk[1].weight.detach().clone()
+    for task in tasks[1:]:
+        if task.index >= 3:
+            hat.net.add_task(task.classes)
+        hat.learn(task, fit)
+    assert torch.equal(first.view(torch.int32), logits(hat, tasks[0]).view(torch.int32))
+    assert first.std() > 0.1
+    assert (hat.net.trunk[1].weight != moved).float().mean() > 0.1, "the free weights did move"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_c_lowers_the_share_of_units_used(optimizer):
+    task = BENCHMARKS["smnist"](0, data="sample")[0]
+    shares = []
+    for c in (0.1, 0.75, 2.5):
+        hat = make_hat([task], widths=(100, 100), c=c)
+        hat.learn(task, Trainer(Regime(epochs=6, optimizer=optimizer, lr=0.05 if optimizer == "sgd" else 1e-3)))
+        shares.append(hat.gates[0].float().mean().item())
+    assert shares[0] > shares[1] > shares[2]
+
+
+def trained_pair():
+    tasks = toy_tasks(2)
+    hat = make_hat(tasks, widths=(30, 30))
+    learn(hat, tasks[:1], Trainer(Regime(epochs=20, batch=8, lr=0.1)))
+    return tasks, hat
+
+
+def test_free_weights_do_not_matter_and_held_ones_do():
+    tasks, hat = trained_pair()
+    before = logits(hat, tasks[0])
+    hat._hold()
+    hat.eval()
+    hat(tasks[0].test.inputs(torch.arange(30)), 0).sum().backward()
+    for held in hat.held:
+        free = held.freeze.free != 0
+        assert free.any()
+        assert (~free).any()
+        assert (held.parameter.grad[free] == 0).all(), "a free weight has a gradient from the old task"
+        kept = held.parameter.detach().clone()
+        held.parameter.data = torch.where(free, 1e6, kept)
+        assert torch.equal(before, logits(hat, tasks[0])), "moving free weights changed the old task"
+        held.parameter.data = torch.where(free, kept, kept + 1)
+        assert not torch.equal(before, logits(hat, tasks[0])), "moving held weights changed nothing"
+        held.parameter.data = kept
+
+
+@pytest.mark.parametrize("poison", [math.inf, -math.inf, math.nan])
+def test_a_diverged_task_can_t_reach_the_old_one(poison):
+    tasks, hat = trained_pair()
+    before = logits(hat, tasks[0])
+    hat._hold()
+    for p in hat.net.trunk.parameters():
+        p.data.fill_(poison)
+    with torch.no_grad():
+        hat.constrain()
+    assert torch.equal(before, logits(hat, tasks[0]))
+
+
+def test_a_shared_head_is_used_by_every_task():
+    tasks = toy_tasks(3)
+    hat = make_hat(tasks, widths=(30, 30), heads="shared")
+    fit = Trainer(Regime(epochs=5, batch=8, lr=0.1, optimizer="adamw", weight_decay=0.1))
+    hat.learn(tasks[0], fit)
+    first = logits(hat, tasks[0])
+    learn(hat, tasks[1:], fit)
+    assert torch.equal(first, logits(hat, tasks[0]))
+
+
+def test_soft_masks_forget_a_little_and_binary_ones_nothing():
+    tasks = toy_tasks(3)
+    changes = {}
+    for masks in ("binary", "soft"):
+        hat = make_hat(tasks, widths=(30, 30), masks=masks, smax=25.0)
+        hat.learn(tasks[0], Trainer(Regime(epochs=5, batch=8, lr=0.1)))
+        first = logits(hat, tasks[0])
+        learn(hat, tasks[1:])
+        changes[masks] = (first - logits(hat, tasks[0])).abs().max().item()
+    assert changes["binary"] == 0 < changes["soft"]
+
+
+def test_a_network_that_is_full_still_learns_its_head():
+    tasks = toy_tasks(2)
+    hat = make_hat(tasks, widths=(8, 8), embedding="uniform", c=0.0)
+    learn(hat, tasks[:1])
+    hat.gates[0] = True
+    assert set(hat.usage().values()) == {1.0}
+    before = logits(hat, tasks[0])
+    learn(hat, tasks[1:])
+    assert torch.equal(before, logits(hat, tasks[0]))
+    assert logits(hat, tasks[1]).isfinite().all()
+
+
+def test_embeddings_start_as_asked():
+    tasks = toy_tasks(2)
+    normal, uniform = (make_hat(tasks, widths=(500, 500), embedding=kind) for kind in ("normal", "uniform"))
+    e = torch.cat(list(normal.embeddings))
+    assert abs(e.mean()) < 0.1
+    assert abs(e.std() - 1) < 0.1
+    e = torch.cat(list(uniform.embeddings))
+    assert e.min() >= 0
+    assert e.max() <= 2
+    assert abs(e.mean() - 1) < 0.1
+    assert not torch.equal(uniform.embeddings[0], uniform.embeddings[1])
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+@pytest.mark.parametrize(
+    ("trunk", "said"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(16, 16), Residual()), r"2 \(Residual\)"),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten()), r"1 \(BatchNorm2d\)"),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 1, groups=2), nn.Flatten()), "grouped convolution"),
+        (nn.Sequential(nn.Flatten()), "no linear or convolutional layer"),
+    ],
+)
+def test_a_trunk_that_can_t_be_followed_is_refused_by_name(trunk, said):
+    net = Network(trunk, [3], torch.zeros(2, 1, 4, 4))
+    with pytest.raises(ValueError, match=said):
+        HAT(net)
+
+
+@pytest.mark.parametrize(("option", "value"), [("smax", 0.5), ("c", -0.1), ("masks", "hard"), ("gate_lr", 0.0)])
+def test_hyper_parameters_out_of_range(option, value):
+    with pytest.raises(ValueError, match=f"{option} must be .* not {value!r}"):
+        make_hat(toy_tasks(1), **{option: value})

@@ -1,0 +1,148 @@
+"""Options: read from signatures, checked, and named when they are wrong."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import pytest
+
+from hatrack import METHODS, NETWORKS, Method, Regime
+from hatrack.benchmarks import BENCHMARKS
+from hatrack.options import Option, check, check_value, choose, nearest, parameters
+
+
+def function(
+    images,
+    plain: int = 3,
+    *,
+    rate: Annotated[float, Option("a rate", above=0, high=1)] = 0.5,
+    count: Annotated[int, Option("a count", low=1)] = 2,
+    kind: Annotated[Literal["round", "square"], Option("a kind")] = "round",
+    size: Annotated[Literal[2, 5], Option("a size")] = 2,
+    flag: Annotated[bool, Option("a flag")] = False,
+    title: Annotated[str, Option("a title")] = "",
+    widths: Annotated[tuple[int, ...], Option("some widths", low=1)] = (4, 4),
+    limit: Annotated[float | None, Option("a limit", low=0)] = None,
+    other: Annotated[int, "not an option"] = 1,
+):
+    check(function, locals())
+
+
+def test_parameters_are_those_with_an_option():
+    found = parameters(function)
+    assert list(found) == ["rate", "count", "kind", "size", "flag", "title", "widths", "limit"]
+    assert found["rate"].type is float
+    assert found["rate"].default == 0.5
+    assert found["rate"].option == Option("a rate", above=0, high=1)
+    assert found["kind"].choices == ("round", "square")
+    assert found["rate"].choices == ()
+
+
+def test_parameters_of_classes():
+    class Thing:
+        def __init__(self, net, *, c: Annotated[float, Option("weight", low=0)] = 0.75):
+            pass
+
+    @dataclass
+    class Data:
+        name: str
+        size: Annotated[int, Option("size", low=1)] = 3
+
+    assert parameters(Thing)["c"].default == 0.75
+    assert list(parameters(Data)) == ["size"]
+
+
+def test_a_class_without_a_constructor_of_its_own_has_its_parents_options():
+    class Plain(Method):  # as a method without hyper-parameters would be written
+        pass
+
+    class Parent:
+        def __init__(self, *, c: Annotated[float, Option("weight", low=0)] = 0.75):
+            pass
+
+    class Child(Parent):
+        pass
+
+    assert parameters(Plain) == {}
+    assert list(parameters(Child)) == ["c"]
+
+
+@pytest.mark.parametrize("entry", [*METHODS.values(), *NETWORKS.values(), *BENCHMARKS.values(), Regime])
+def test_every_option_has_a_help_text_and_a_valid_default(entry):
+    for parameter in parameters(entry).values():
+        assert parameter.option.help
+        check_value(parameter, parameter.default)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rate": 1}, {"rate": 1.0}, {"rate": 1e-9}, {"count": 1}, {"kind": "square"}, {"size": 5}, {"flag": True},
+        {"title": "x"}, {"widths": (1,)}, {"widths": ()}, {"limit": None}, {"limit": 0}, {"limit": 2.5},
+    ],
+)  # fmt: skip
+def test_values_that_are_allowed(values):
+    function(None, **values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rate": 0}, "rate must be greater than 0, not 0"),
+        ({"rate": -1.5}, "rate must be greater than 0, not -1.5"),
+        ({"rate": 1.01}, "rate must be at most 1, not 1.01"),
+        ({"rate": math.nan}, "rate must be a finite number, not nan"),
+        ({"rate": math.inf}, "rate must be a finite number, not inf"),
+        ({"rate": "fast"}, "rate must be a number, not 'fast'"),
+        ({"rate": True}, "rate must be a number, not True"),
+        ({"rate": None}, "rate must be a number, not None"),
+        ({"count": 0}, "count must be at least 1, not 0"),
+        ({"count": 2.0}, "count must be a whole number, not 2.0"),
+        ({"count": True}, "count must be a whole number, not True"),
+        ({"count": "2"}, "count must be a whole number, not '2'"),
+        ({"kind": "sqare"}, "kind must be one of 'round', 'square', not 'sqare'"),
+        ({"kind": ["round"]}, r"kind must be one of 'round', 'square', not \['round'\]"),
+        ({"size": 3}, "size must be one of 2, 5, not 3"),
+        ({"size": 2.0}, "size must be one of 2, 5, not 2.0"),
+        ({"flag": 1}, "flag must be true or false, not 1"),
+        ({"title": 1}, "title must be a text, not 1"),
+        ({"widths": (3, 0)}, "widths must be at least 1, not 0"),
+        ({"widths": (3, 2.5)}, r"widths must be whole numbers.*, not \(3, 2.5\)"),
+        ({"widths": 3}, "widths must be whole numbers.*, not 3"),
+        ({"limit": -1}, "limit must be at least 0, not -1"),
+        ({"limit": "x"}, "limit must be a number.*, not 'x'"),
+    ],
+)
+def test_values_that_are_not(values, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        function(None, **values)
+
+
+def test_a_number_too_large_for_a_float():
+    function(None, count=10**400)
+    with pytest.raises(ValueError, match="rate must be at most 1"):
+        function(None, rate=10**400)
+
+
+def test_other_names_are_passed_over():
+    check(function, {"unknown": 1, "plain": "x", "count": 3})
+
+
+def test_choose():
+    table = {"sgd": 1, "hat": 2, "frozen": 3}
+    assert choose("method", "hat", table) == 2
+    with pytest.raises(ValueError, match=r"no method 'frozn'; did you mean 'frozen'[?] There are: frozen, hat, sgd"):
+        choose("method", "frozn", table)
+    with pytest.raises(ValueError, match="no method 'xyz'; There are: frozen, hat, sgd"):
+        choose("method", "xyz", table)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("HAT", "hat"), ("Frozen", "frozen"), ("digits_and_clothes", "digits-and-clothes")]
+)
+def test_nearest_sees_through_case_and_dashes(wrong, right):
+    assert f"did you mean {right!r}?" in nearest(wrong, [*METHODS, *BENCHMARKS])
+
+
+def test_nearest_of_none():
+    assert "none" in nearest("smax", [])  # a method without options: the message does not end in an empty list

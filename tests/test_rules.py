@@ -1,0 +1,123 @@
+"""The rule of the step, broken on purpose in every way that the check promises to notice."""
+
+import pytest
+import torch
+from torch import nn
+
+from hatrack import Method, Network, Regime, Trainer
+from hatrack.networks import mlp
+from hatrack.rules import RuleBroken
+from tests.toys import toy_tasks
+
+
+class IfOnATensor(Method):
+    def loss(self, batch):
+        loss = super().loss(batch)
+        return loss * 2 if loss > 0.5 else loss
+
+
+class Item(Method):
+    def edit_grads(self, batch):
+        for p in self.parameters():
+            if p.grad is not None:
+                p.grad.mul_(batch.step.item())
+
+
+class ReboundParameter(Method):
+    def constrain(self):
+        head = self.net.heads[0]
+        head.weight = nn.Parameter(head.weight.detach() * 0.99)
+
+
+class ReboundData(Method):
+    def constrain(self):
+        self.net.heads[0].weight.data = self.net.heads[0].weight.data * 0.99
+
+
+class ReboundBuffer(Method):
+    def __init__(self, net):
+        super().__init__(net)
+        self.register_buffer("count", torch.zeros(()))
+
+    def constrain(self):
+        self.count = self.count + 1
+
+
+class PythonCounter(Method):
+    count = 0
+
+    def constrain(self):
+        self.count += 1
+
+
+class TensorFromPython(Method):
+    def loss(self, batch):
+        return super().loss(batch) * torch.tensor(2.0)
+
+
+class MaskAsIndex(Method):
+    def loss(self, batch):
+        return super().loss(batch) + batch.x[batch.x > 0].mean()
+
+
+class Nonzero(Method):
+    def loss(self, batch):
+        return super().loss(batch) + batch.x.nonzero().float().mean()
+
+
+class Numpy(Method):
+    def loss(self, batch):
+        return super().loss(batch) * float(batch.y.numpy().mean())
+
+
+class ToList(Method):
+    def edit_grads(self, batch):
+        batch.y.tolist()
+
+
+class Harmless(Method):
+    """Everything here is allowed: factories on the device, where, in-place changes, a choice by the task."""
+
+    def __init__(self, net):
+        super().__init__(net)
+        self.register_buffer("count", torch.zeros(()))
+
+    def loss(self, batch):
+        scale = 2 if batch.task == 0 else 1
+        return super().loss(batch) * scale + torch.where(batch.x > 0, batch.x, 0).mean() * torch.zeros(())
+
+    def constrain(self):
+        self.count += 1
+        self.net.heads[0].weight.mul_(0.99)
+
+
+def train(kind: type[Method], watch: bool) -> None:
+    tasks = toy_tasks(1)
+    net = Network(mlp(tasks[0].shape, widths=(8,)), [3], tasks[0].train.inputs(torch.arange(2)))
+    kind(net).learn(tasks[0], Trainer(Regime(epochs=1, batch=16), watch=watch))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (IfOnATensor, "reads a tensor's value"),
+        (Item, "reads a tensor's value"),
+        (ReboundParameter, "rebinds .* net.heads.0.weight"),
+        (ReboundData, "rebinds .* net.heads.0.weight"),
+        (ReboundBuffer, "rebinds .* count"),
+        (PythonCounter, "rebinds .* count"),
+        (TensorFromPython, "makes a tensor from Python data"),
+        (MaskAsIndex, "mask as an index"),
+        (Nonzero, "shape depends on values"),
+        (Numpy, r"\.numpy\(\)"),
+        (ToList, r"\.tolist\(\)"),
+    ],
+)
+def test_a_broken_rule_is_caught(kind, said):
+    train(kind, watch=False)  # it runs, so that only the watch can notice
+    with pytest.raises(RuleBroken, match=said):
+        train(kind, watch=True)
+
+
+def test_what_is_allowed_is_not_caught():
+    train(Harmless, watch=True)
