@@ -9,7 +9,7 @@ Matrix = NDArray[np.float64]
 def matrix(values: ArrayLike) -> Matrix:
     """As a square array in float64."""
     array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 2 or array.shape[0] != array.shape[1]:
+    if array.ndim != 2 or array.shape[0] != array.shape[1] or not array.size:
         raise ValueError(f"a T x T matrix is needed, not one of shape {array.shape}")
     return array
 
@@ -49,6 +49,8 @@ def backward_transfer(accuracy: ArrayLike) -> float:
 def forward_transfer(accuracy: ArrayLike, before: ArrayLike) -> float:
     """1/(T-1) sum_{i>1} (a[i-1, i] - b[i]): what earlier tasks did for a task not yet learned; b: the untrained network."""
     a, b = matrix(accuracy), np.asarray(before, dtype=np.float64)
+    if b.shape != (len(a),):
+        raise ValueError(f"one value per task is needed, {len(a)}, not values of shape {b.shape}")
     return float((np.diag(a, 1) - b[1:]).mean()) if len(a) > 1 else 0.0
 
 
@@ -58,6 +60,8 @@ def forgetting_ratios(accuracy: ArrayLike, joint: ArrayLike, random: ArrayLike) 
     `joint` and `random` are the accuracy matrices of those two methods; of `random` only the diagonal counts.
     """
     a, j, r = matrix(accuracy), matrix(joint), np.diag(matrix(random))
+    if not len(a) == len(j) == len(r):
+        raise ValueError(f"the matrices are of {len(a)}, {len(j)} (joint) and {len(r)} (random) tasks")
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = (a - r) / (j - r) - 1
     return np.array([ratio[t, : t + 1].mean() for t in range(len(a))])

@@ -55,9 +55,10 @@ def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """The end of an error message: the closest of the valid names, then all of them."""
-    names = sorted(names)
-    close = difflib.get_close_matches(name, names, n=1)
-    return (f"did you mean {close[0]!r}? " if close else "") + f"There are: {', '.join(names)}"
+    names = {known.casefold(): known for known in sorted(names)}
+    close = difflib.get_close_matches(name.casefold(), names, n=1)
+    hint = f"did you mean {names[close[0]]!r}? " if close else ""
+    return hint + f"There are: {', '.join(names.values()) or 'none'}"
 
 
 def choose(kind: str, name: str, table: Mapping[str, T]) -> T:
@@ -77,11 +78,10 @@ def check(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
 def check_value(parameter: Parameter, value: Any) -> None:
     name, option = parameter.name, parameter.option
     if not _fits(value, parameter.type):
-        wanted = _wanted(parameter)
-        raise ValueError(f"{name} must be {wanted}, not {value!r}")
+        raise ValueError(f"{name} must be {_wanted(parameter.type)}, not {value!r}")
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, int | float) and not isinstance(number, bool):
-            if not math.isfinite(number):
+            if isinstance(number, float) and not math.isfinite(number):
                 raise ValueError(f"{name} must be a finite number, not {number!r}")
             if option.low is not None and number < option.low:
                 raise ValueError(f"{name} must be at least {option.low:g}, not {number!r}")
@@ -91,18 +91,24 @@ def check_value(parameter: Parameter, value: Any) -> None:
                 raise ValueError(f"{name} must be at most {option.high:g}, not {number!r}")
 
 
-def _wanted(parameter: Parameter) -> str:
-    if parameter.choices:
-        return "one of " + ", ".join(map(repr, parameter.choices))
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(
-        parameter.type, str(parameter.type)
-    )
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "none"}
+
+
+def _wanted(kind: Any) -> str:
+    match get_origin(kind):
+        case origin if origin is Literal:
+            return "one of " + ", ".join(map(repr, get_args(kind)))
+        case origin if origin in (Union, types.UnionType):
+            return " or ".join(map(_wanted, get_args(kind)))
+        case origin if origin is tuple:
+            return WORDS[get_args(kind)[0]].removeprefix("a ") + "s"
+    return WORDS.get(kind, str(kind))
 
 
 def _fits(value: Any, kind: Any) -> bool:
     origin = get_origin(kind)
     if origin is Literal:
-        return value in get_args(kind)
+        return any(type(value) is type(choice) and value == choice for choice in get_args(kind))
     if origin in (Union, types.UnionType):
         return any(_fits(value, k) for k in get_args(kind))
     if origin is tuple:

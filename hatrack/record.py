@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import tempfile
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -45,22 +44,25 @@ class Record:
             "loss_forgetting": metrics.loss_forgetting(self.train_loss),
         }
 
-    def save(self, folder: Path) -> Path:
+    def save(self, folder: Path | str) -> Path:
         """Write it whole or not at all."""
-        path = folder / f"{self.name}.json"
+        path = Path(folder) / f"{self.name}.json"
         text = json.dumps(clean(asdict(self)), indent=1, allow_nan=False)
         write(path, text + "\n")
         return path
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: Path | str) -> Self:
         """Read a record, or say in one line why it is none."""
+        path = Path(path)
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a record: not JSON ({error})") from None
-        if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
+        if not isinstance(data, dict) or type(data.get("schema")) is not int:
             raise ValueError(f"{path} is not a record: it has no schema number")
+        if data["schema"] < 1:
+            raise ValueError(f"{path} has schema {data['schema']}; the first is 1")
         if data["schema"] > SCHEMA:
             raise ValueError(f"{path} has schema {data['schema']}, newer than {SCHEMA}, the newest this version can read")
         names = {f.name for f in fields(cls)}
@@ -71,8 +73,20 @@ class Record:
         return record
 
     def _check(self, path: Path) -> None:
-        if not isinstance(self.tasks, list) or not self.tasks or not isinstance(self.spec, dict):
-            raise ValueError(f"{path} is not a record: tasks or spec are not what they should be")
+        kinds = {
+            "name": str,
+            "spec": dict,
+            "tasks": list,
+            "parameters": int,
+            "curves": list,
+            "seconds": dict,
+            "versions": dict,
+        }
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{path} is not a record: {name} is not of the type {kind.__name__}")
+        if not self.tasks or not all(isinstance(task, dict) and {"name", "classes"} <= task.keys() for task in self.tasks):
+            raise ValueError(f"{path} is not a record: tasks is not a list of named tasks")
         count = len(self.tasks)
         for name in MATRICES:
             rows = getattr(self, name)
@@ -99,20 +113,13 @@ def clean(value: Any) -> Any:
 def write(path: Path, content: str | bytes) -> None:
     """To a temporary name, flushed, renamed: a file of this name is always whole."""
     data = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from hatrack.options import Option, check
+from hatrack.options import Option, check, parameters
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,9 @@ class Regime:
 
     def __post_init__(self) -> None:
         check(Regime, vars(self))
+        for name, parameter in parameters(Regime).items():  # 1 and 1.0 are one regime
+            if parameter.type is float:
+                object.__setattr__(self, name, float(getattr(self, name)))
 
     def at(self, task: int) -> Self:
         """The regime of task number `task`, after the decays from task to task."""

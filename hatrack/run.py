@@ -59,7 +59,9 @@ class Run:
         }
         for kind, table in tables.items():
             entry = choose(kind, getattr(self, kind), table)
-            object.__setattr__(self, f"{kind}_options", complete(entry, getattr(self, f"{kind}_options")))
+            object.__setattr__(
+                self, f"{kind}_options", complete(getattr(self, kind), entry, getattr(self, f"{kind}_options"))
+            )
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -75,14 +77,15 @@ class Run:
         return f"{self.benchmark}-{self.method}-seed{self.seed}-{digest[:12]}"
 
 
-def complete(entry: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def complete(entry_name: str, entry: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """All options of an entry, given or by default, each checked."""
     known = parameters(entry)
     for name, value in options.items():
         if name not in known:
-            raise ValueError(f"{entry.__name__} has no option {name!r}; {nearest(name, known)}")
+            raise ValueError(f"{entry_name} has no option {name!r}; {nearest(name, known)}")
         check_value(known[name], value)
-    return {name: options.get(name, p.default) for name, p in known.items()}
+    values = {name: options.get(name, p.default) for name, p in known.items()}
+    return {name: float(v) if known[name].type is float else v for name, v in values.items()}
 
 
 def build(spec: Run, device: torch.device | str = "cpu") -> tuple[list[Task], Method]:

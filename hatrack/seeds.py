@@ -9,7 +9,8 @@ import torch
 
 def derive(seed: int, *names: str | int) -> int:
     """A 63-bit seed for one purpose; another name, or another seed, gives an unrelated one."""
-    digest = hashlib.sha256(repr((seed, *names)).encode()).digest()
+    plain = tuple(name if isinstance(name, str) else int(name) for name in (seed, *names))
+    digest = hashlib.sha256(repr(plain).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 

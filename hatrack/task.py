@@ -1,5 +1,6 @@
 """What is learned: a Split (a data set as tensors), a Batch (what one step sees) and a Task (train, validation, test)."""
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
@@ -20,6 +21,19 @@ class Batch(NamedTuple):
     step: Tensor  # the number of this batch in its epoch, from 0
     steps: Tensor  # batches in this epoch
     seen: Tensor  # the share of the epoch's examples that came before this batch
+
+
+Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
+
+
+def place(t: Tensor) -> Place:
+    """Tensors with the same place hold the same values."""
+    return t.data_ptr(), t.shape, t.stride(), t.dtype
+
+
+def scaled(x: Tensor) -> Tensor:
+    """As float; uint8 from [0, 255] to [0, 1]."""
+    return x.float().div(255) if x.dtype == torch.uint8 else x.float()
 
 
 @dataclass(frozen=True)
@@ -46,7 +60,7 @@ class View:
                 pixels = self.pixels[row]
                 x = x.gather(1, pixels.clamp(min=0)).masked_fill(pixels < 0, 0)
         x = x.reshape(len(x), *self.shape)
-        x = x.float().div(255) if raw.dtype == torch.uint8 else x.float()
+        x = scaled(x)
         mean, std = (t[row] if row is not None else t for t in (self.mean, self.std))
         dims = (-1, mean.shape[1]) + (1,) * (len(self.shape) - 1)
         return x.sub(mean.view(dims)).div(std.view(dims))
@@ -83,11 +97,12 @@ class Split:
     @staticmethod
     def join(splits: Sequence["Split"]) -> "Split":
         """One split of many, one per task; images that several of them share are kept once."""
-        stores: dict[int, tuple[int, Tensor]] = {}
+        mixed = len({split.x.dtype for split in splits}) > 1
+        stores: dict[Place, tuple[int, Tensor]] = {}
         first = 0
         for split in splits:
-            if split.x.data_ptr() not in stores:
-                stores[split.x.data_ptr()] = (first, split.x)
+            if place(split.x) not in stores:
+                stores[place(split.x)] = (first, scaled(split.x) if mixed else split.x)
                 first += len(split.x)
         width = max(x[0].numel() for _, x in stores.values())
         tasks = [int(split.task) for split in splits]
@@ -107,7 +122,7 @@ class Split:
             y=torch.cat([split.y for split in splits]),
             task=torch.cat([torch.full_like(split.y, k) for k, split in zip(tasks, splits, strict=True)]),
             view=View(shape, torch.cat([v.mean for v in views]), torch.cat([v.std for v in views]), pixels),
-            rows=torch.cat([split.rows + stores[split.x.data_ptr()][0] for split in splits]),
+            rows=torch.cat([split.rows + stores[place(split.x)][0] for split in splits]),
         )
 
 
@@ -150,6 +165,7 @@ class Task:
         """
         if not 0 <= valid < 1:
             raise ValueError(f"valid must be a share from 0 to below 1, not {valid!r}")
+        index = operator.index(index)
         train = store(f"task {name!r}, training", x_train, y_train)
         test = store(f"task {name!r}, test", x_test, y_test)
         if train[0].shape[1:] != test[0].shape[1:]:
@@ -194,7 +210,14 @@ def hold_out(count: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
 def normal(shape: Sequence[int], mean: float | Sequence[float], std: float | Sequence[float]) -> View:
     """The view of images as they lie, normalised by one number or one per channel."""
     channels = shape[0] if len(shape) == 3 else 1
-    table = [torch.tensor(v, dtype=torch.float32).reshape(1, -1).expand(1, channels).contiguous() for v in (mean, std)]
+    table = []
+    for name, value in (("mean", mean), ("std", std)):
+        row = torch.as_tensor(value, dtype=torch.float32).reshape(1, -1)
+        if row.shape[1] not in (1, channels):
+            raise ValueError(f"{name} must be one number or {channels}, one per channel, not {value!r}")
+        table.append(row.expand(1, channels).contiguous())
+    if not table[0].isfinite().all():
+        raise ValueError(f"mean must be finite, not {mean!r}")
     if not (table[1] > 0).all():
         raise ValueError(f"std must be greater than 0, not {std!r}")
     return View(tuple(shape), *table)
@@ -202,9 +225,11 @@ def normal(shape: Sequence[int], mean: float | Sequence[float], std: float | Seq
 
 def store(what: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     """Images as (n, channels, height, width), vectors as (n, features), labels as int64; or an error."""
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
-    if len(x) != len(y) or y.dim() != 1:
+    x, y = as_tensor(f"{what}: images must be numbers", x), as_tensor(f"{what}: labels must be whole numbers", y)
+    if x.dim() and y.dim() and (len(x) != len(y) or y.dim() != 1):
         raise ValueError(f"{what}: {len(x)} images, but labels of shape {tuple(y.shape)}; one label per image is needed")
+    if not x.dim() or not y.dim():
+        raise ValueError(f"{what}: images of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}")
     if not len(x):
         raise ValueError(f"{what}: there are no images")
     if x.dim() == 3:
@@ -217,9 +242,19 @@ def store(what: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         x = x.float()
         if not x.isfinite().all():
             raise ValueError(f"{what}: NaN or infinite values in {int((~x.isfinite()).flatten(1).any(1).sum())} images")
-    if y.is_floating_point() and not (y == y.round()).all():
-        raise ValueError(f"{what}: labels must be whole numbers")
+    if y.is_floating_point() and not (whole := y.isfinite() & (y == y.round())).all():
+        raise ValueError(f"{what}: labels must be whole numbers, not {y[~whole][0].item()}")
     return x, y.long()
+
+
+def as_tensor(what: str, values: Any) -> Tensor:
+    """Without a copy where that is possible: torch can't share arrays that are read-only."""
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        values = values.copy()
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what} ({error})") from None
 
 
 def check_labels(what: str, y: Tensor, classes: int, *, every: bool) -> None:
@@ -234,10 +269,10 @@ def check_labels(what: str, y: Tensor, classes: int, *, every: bool) -> None:
 
 def move(tasks: Sequence[Task], device: torch.device | str) -> list[Task]:
     """The tasks on a device; images that they share stay shared."""
-    memo: dict[tuple[int, torch.Size], Tensor] = {}
+    memo: dict[Place, Tensor] = {}
 
     def to(t: Tensor) -> Tensor:
-        key = (t.data_ptr(), t.shape)
+        key = place(t)
         if key not in memo:
             memo[key] = t.to(device)
         return memo[key]

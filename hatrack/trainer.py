@@ -1,9 +1,11 @@
 """The one training loop: the step, and the Trainer that fits a method to a task by a regime."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -117,10 +119,11 @@ class Course:
         number = len(self.fitted.epochs)
         self.optimizers.set_lr(self.pace.start(number))
         loss = self._pass(number)
-        if not math.isfinite(loss):
-            where = f"task {self.task.name!r}, epoch {number + 1}"
-            raise Diverged(f"{where}: the loss is {loss}; try a smaller lr than {self.pace.lr:g}")
         score = evaluate(self.method, self.task.valid) if len(self.task.valid) else None
+        for what, value in (("loss", loss), ("validation loss", 0.0 if score is None else score.loss)):
+            if not math.isfinite(value):
+                where = f"task {self.task.name!r}, epoch {number + 1}"
+                raise Diverged(f"{where}: the {what} is {value}; try a smaller lr than {self.pace.lr:g}")
         self.fitted.epochs.append(Epoch(self.pace.lr, loss, *(score or (None, None))))
         better = self.pace.end(loss if score is None else score.loss)
         if better and score is not None and self.regime.restore:
@@ -154,6 +157,14 @@ class Course:
         return self.fitted
 
 
+@dataclass
+class Past:
+    """What a trainer remembers of a method between its fits."""
+
+    fits: Counter[int] = field(default_factory=Counter)  # how many, by task
+    kept: dict[str, dict[str, Any]] = field(default_factory=dict)  # the optimizer's state by parameter name, if it is kept
+
+
 class Trainer:
     """Fits methods to tasks by one regime: `fit = Trainer(Regime(epochs=20)); method.learn(task, fit)`.
 
@@ -168,16 +179,18 @@ class Trainer:
         self.progress = progress
         self.watch = watch  # check that every step obeys the rule of the step (slow; for tests of methods)
         self.fits: list[Fitted] = []
-        self.kept: dict[str, dict[str, Any]] = {}  # the optimizer's state by parameter name, when it is kept
+        self.past: WeakKeyDictionary[Method, Past] = WeakKeyDictionary()
 
     def start(self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any) -> Course:
         """A fit, ready for its first epoch."""
         regime = replace(self.regime.at(task.index), **changes)
-        number = sum(fitted.task == task.index for fitted in self.fits)
+        past = self.past.setdefault(method, Past())
+        number = past.fits[task.index]
+        past.fits[task.index] += 1
         course = Course(method, task, regime, plain or {}, derive(self.seed, "task", task.index, "fit", number))
         for name, parameter in course.weights.items() if regime.keep_state else ():
-            if name in self.kept:
-                course.optimizers.main.state[parameter] = self.kept[name]
+            if name in past.kept:
+                course.optimizers.main.state[parameter] = past.kept[name]
         if self.watch:
             course.step = watched(course.step, method, course.optimizers.all)
         self.fits.append(course.fitted)
@@ -194,5 +207,5 @@ class Trainer:
                 self.progress(Moment(task, len(method.net.classes), course.regime, course.fitted))
         if course.regime.keep_state:
             state = course.optimizers.main.state
-            self.kept.update({name: dict(state[p]) for name, p in course.weights.items()})
+            self.past[method].kept.update({name: dict(state[p]) for name, p in course.weights.items()})
         return course.close()

@@ -1,4 +1,7 @@
 import pytest
+import torch
+
+torch.set_num_threads(1)  # the networks of the tests are small: threads would only wait for each other
 
 
 @pytest.fixture(autouse=True)

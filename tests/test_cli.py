@@ -107,7 +107,7 @@ def test_report_of_a_folder(tmp_path, capsys):
         (["run", "pmnist", "hat", "--seed", "-1"], "seed must be a whole number from 0, not -1"),
         (["run", "pmnist", "hat", "--device", "tpu"], "--device must be auto, cpu or cuda, not 'tpu'"),
         (["run", "pmnist", "hat"], "--data sample"),
-        (["run", "pmnist", "sgd", "--data", "sample", "--freeze", "x*"], "freeze='x*' matches no parameter"),
+        (["run", "pmnist", "sgd", "--data", "sample", "--freeze", "x*"], "freeze='x*' matches no part"),
         (["run", "--data", "sample", "pmnist", "hat"], "the names come first"),
         (["run", "pmnist"], "Missing argument"),
         (["list", "hta"], "did you mean 'hat'?"),

@@ -316,6 +316,7 @@ def test_matrices_are_means_over_seeds(whole: Path) -> None:
         ({"curves": [{"task": 0}]}, "curves"),
         ({"curves": [{"task": 0, "best": 5, "epochs": []}]}, "curves"),
         ({"seconds": None}, "seconds"),
+        ({"seconds": {"total": None}}, "seconds"),
         ({"tasks": [1, 2]}, "tasks"),
     ],
 )

@@ -34,11 +34,12 @@ def pmnist(
     source = load("mnist", data)
     ids = np.arange(tasks)
     np.random.RandomState(seed).shuffle(ids)
-    order = [np.random.RandomState(int(ids[k]) * 100 + k).permutation(784) for k in range(tasks)]
+    order = [np.random.RandomState(int(ids[k]) * max(100, tasks) + k).permutation(784) for k in range(tasks)]
     if first == "plain":
         order[0] = np.arange(784)
     maps = torch.from_numpy(np.stack(order))
-    return [seen_through(source, maps[k], k, f"permuted {k}", valid, seed) for k in range(tasks)]
+    names = ["plain" if first == "plain" and k == 0 else f"permuted {k}" for k in range(tasks)]
+    return [seen_through(source, maps[k], k, names[k], valid, seed) for k in range(tasks)]
 
 
 def rmnist(

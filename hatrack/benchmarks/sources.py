@@ -3,6 +3,7 @@
 import functools
 import os
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -13,6 +14,7 @@ from hatrack.options import Option, choose
 from hatrack.task import check_labels, store
 
 SAMPLES = Path(__file__).parent / "samples"
+SHAPE = (28, 28)
 CLASSES = {"mnist": 10, "fashion-mnist": 10}
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -52,13 +54,17 @@ def load(name: str, data: str = "full") -> Source:
 @functools.lru_cache(maxsize=16)
 def _read(path: Path, name: str, changed: int) -> Source:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # opened here, because numpy leaves a broken file open; an array by itself is refused by `zipfile`
+        with path.open("rb") as raw, zipfile.ZipFile(raw), np.load(raw, allow_pickle=False) as file:
             arrays = {key: file[key] for key in ARRAYS}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not a readable data file with {', '.join(ARRAYS)}: {error}") from None
     for key, array in arrays.items():
         if array.dtype != np.uint8:
             raise ValueError(f"{path}: {key} must be uint8, not {array.dtype}")
+    for key in ("x_train", "x_test"):
+        if arrays[key].shape[1:] != SHAPE:
+            raise ValueError(f"{path}: {key} must be images of shape {SHAPE}, not {arrays[key].shape[1:]}")
     train = store(f"{path}, training", arrays["x_train"], arrays["y_train"])
     test = store(f"{path}, test", arrays["x_test"], arrays["y_test"])
     for part, (_, labels) in (("training", train), ("test", test)):

@@ -3,8 +3,10 @@
 The trunk learns the first task and then stops; later tasks train their head alone.
 """
 
+from typing import Self
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hatrack.method import Fit, Method
 from hatrack.networks.network import Network
@@ -22,6 +24,13 @@ class Frozen(Method):
             raise ValueError("frozen needs a head per task: a head that all tasks share would be overwritten")
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
         self.trained = {p for p in net.trunk.parameters() if p.requires_grad}
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for module in self.net.trunk.modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase) and self.started:
+                module.eval()  # running statistics stop with the weights
+        return self
 
     def learn(self, task: Task, fit: Fit) -> None:
         for parameter in self.trained:

@@ -4,11 +4,13 @@ The HAT paper's authors call it sgd-restart (https://arxiv.org/abs/1801.01423); 
 """
 
 import copy
+from typing import Self
 
 from torch import Tensor, nn
 
 from hatrack.method import Fit, Method
 from hatrack.networks.network import Network, by_task
+from hatrack.networks.snapshot import Snapshot
 from hatrack.task import Task, TaskId
 
 
@@ -17,15 +19,23 @@ class Independent(Method):
 
     def __init__(self, net: Network) -> None:
         super().__init__(net)
-        self.trunks = nn.ModuleList()  # one per task; net.trunk keeps the initial weights
-        self.heads = nn.ModuleList()
+        self.initial = Snapshot(net.trunk)
+        self.trunks = nn.ModuleList([net.trunk])  # one per task
+        self.heads = nn.ModuleList(net.heads[:1])  # one per task, too, if the network shares one
         self._grow()
 
     def _grow(self) -> None:
         for _ in range(len(self.trunks), len(self.net.classes)):
             self.trunks.append(copy.deepcopy(self.net.trunk))
+            self.initial.restore(self.trunks[-1])
             if self.net.shared:
-                self.heads.append(copy.deepcopy(self.net.heads[0]))
+                self.heads.append(self.net.new_head(0))
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for trunk in self.trunks:
+            self.net.keep_frozen(trunk)
+        return self
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         if isinstance(task, Tensor):

@@ -1,11 +1,8 @@
 """Joint (multi-task) training, the upper reference of the HAT paper (Serra et al., ICML 2018), https://arxiv.org/abs/1801.01423"""
 
-import copy
-
-import torch
-
 from hatrack.method import Fit, Method
 from hatrack.networks.network import Network
+from hatrack.networks.snapshot import Snapshot
 from hatrack.task import Split, Task
 
 
@@ -17,15 +14,13 @@ class Joint(Method):
 
     def __init__(self, net: Network) -> None:
         super().__init__(net)
-        self.initial = copy.deepcopy(net).requires_grad_(False)
+        self.initial = Snapshot(net.trunk)
         self.tasks: list[Task] = []
 
-    @torch.no_grad()
     def _restart(self) -> None:
-        for classes in self.net.classes[len(self.initial.classes) :]:
-            self.initial.add_task(classes)  # a head's first weights depend on the seed and its number only
-        self.initial.requires_grad_(False)
-        self.net.load_state_dict(self.initial.state_dict())
+        self.initial.restore(self.net.trunk)
+        for number, head in enumerate(self.net.heads):
+            head.load_state_dict(self.net.new_head(number).state_dict())
 
     def learn(self, task: Task, fit: Fit) -> None:
         self.tasks = [t for t in self.tasks if t.index != task.index] + [task]

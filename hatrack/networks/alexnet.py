@@ -16,7 +16,7 @@ def alexnet(
 ) -> nn.Sequential:
     """64, 128 and 256 filters of 4x4, 3x3 and 2x2, each followed by 2x2 max-pooling; then 2048 and 2048 units."""
     check(alexnet, locals())
-    if len(shape) != 3 or min(shape[1:]) < 22:
+    if len(shape) != 3 or shape[1] < 22 or shape[2] < shape[1]:
         raise ValueError(f"alexnet needs images of at least 22x22 pixels, not {shape}; networks without convolutions: mlp")
 
     def block(inputs: int, outputs: int, kernel: int, drop: float) -> list[nn.Module]:
@@ -29,7 +29,8 @@ def alexnet(
         nn.Flatten(),
     )
     with torch.no_grad():
-        inputs = trunk(torch.zeros(1, *shape)).shape[1]
+        inputs = trunk.eval()(torch.zeros(1, *shape)).shape[1]
+    trunk.train()
     for width in (2048, 2048):
         trunk.extend([nn.Linear(inputs, width), nn.ReLU(), nn.Dropout(dropout)])
         inputs = width

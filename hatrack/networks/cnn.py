@@ -15,7 +15,7 @@ def cnn(
 ) -> nn.Sequential:
     """64 filters of 3x3 (same size), 2x2 max-pooling, then 1024 and 1024 units, with ReLU."""
     check(cnn, locals())
-    if len(shape) != 3:
+    if len(shape) != 3 or min(shape[1:]) < 2:
         raise ValueError(f"cnn needs images, not inputs of shape {shape}; networks without convolutions: mlp")
     channels, height, width = shape
     return nn.Sequential(

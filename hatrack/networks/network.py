@@ -50,58 +50,67 @@ class Network(nn.Module):
         with torch.no_grad():
             out = self.trunk.eval()(self.example)
         self.trunk.train(mode)
-        if not isinstance(out, Tensor) or out.dim() != 2:
+        if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != len(self.example):
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise ValueError(f"the trunk must turn a batch of images into (batch, features), not {got}")
         return out.shape[1]
 
-    def _freeze(self, patterns: Sequence[str]) -> list[nn.Module]:
+    def _freeze(self, patterns: Sequence[str]) -> list[str]:
         """Stop the named parts: no gradient, and always in evaluation mode, so that statistics stay as well."""
 
         def matches(name: str, pattern: str) -> bool:  # a part is frozen with what it lies in
             pieces = name.split(".")
             return any(fnmatch.fnmatchcase(".".join(pieces[: k + 1]), pattern) for k in range(len(pieces)))
 
-        modules = []
+        modules: list[str] = []
         for pattern in patterns:
             found = [p for name, p in self.trunk.named_parameters() if matches(name, pattern)]
-            if not found:
+            inside = [name for name, _ in self.trunk.named_modules() if matches(name, pattern)]
+            if not found and not inside:
                 top = [name for name, _ in self.trunk.named_children()]
-                raise ValueError(f"freeze={pattern!r} matches no parameter of the trunk; its parts are: {', '.join(top)}")
+                raise ValueError(f"freeze={pattern!r} matches no part of the trunk; its parts are: {', '.join(top)}")
             for parameter in found:
                 parameter.requires_grad_(False)
-            modules += [m for name, m in self.trunk.named_modules() if name and matches(name, pattern)]
+            modules += inside
         return modules
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        for module in self.frozen:
-            module.eval()
+        self.keep_frozen(self.trunk)
         return self
 
+    def keep_frozen(self, trunk: nn.Module) -> None:
+        """The frozen parts of the trunk, or of a copy of it, in evaluation mode."""
+        for name in self.frozen:
+            trunk.get_submodule(name).eval()
+
     def add_task(self, classes: int) -> int:
-        """Room for one more task; returns its number. The new head's weights depend on the seed and that number only."""
-        if classes < 1:
+        """Room for one more task; returns its number."""
+        if not isinstance(classes, int) or classes < 1:
             raise ValueError(f"a task has at least one class, not {classes!r}")
-        self.classes.append(classes)
         if self.shared and len(self.heads):
             if classes > self.classes[0]:
                 raise ValueError(f"the shared head has {self.classes[0]} outputs, too few for {classes} classes")
         else:
-            with seeded(self.seed, "head", len(self.heads)):
-                head = nn.Linear(self.features, classes)
-                initialise(head, self.init)
-            self.heads.append(head.to(self.example.device))
+            self.heads.append(self.new_head(len(self.heads), classes))
+        self.classes.append(classes)
         return len(self.classes) - 1
+
+    def new_head(self, number: int, classes: int | None = None) -> nn.Linear:
+        """A head as it is before any training; its weights depend on the seed and its number only."""
+        with seeded(self.seed, "head", number):
+            head = nn.Linear(self.features, classes or self.classes[number])
+            initialise(head, self.init)
+        return head.to(self.example.device)
 
     def head(self, features: Tensor, task: TaskId) -> Tensor:
         """Logits (batch, classes of the task). For one task per example they are as wide as the widest of the tasks;
         the places that a task does not own hold the lowest finite number, never minus infinity."""
+        if isinstance(task, int) and not 0 <= task < len(self.classes):
+            raise IndexError(f"no task {task}: the network has {len(self.classes)} (add_task makes room for one more)")
         if self.shared:
             return self.heads[0](features)  # type: ignore[no-any-return]
         if isinstance(task, int):
-            if not 0 <= task < len(self.heads):
-                raise IndexError(f"no task {task}: the network has {len(self.heads)} (add_task makes room for one more)")
             return self.heads[task](features)  # type: ignore[no-any-return]
         return by_task([head(features) for head in self.heads], task)
 

@@ -142,13 +142,13 @@ def _short(text: str, most: int) -> str:
 
 def _panel(label: str, height: float, low: float) -> tuple[Figure, Axes]:
     """One of several small figures of one size and one scale: accuracy from `low` (a fraction) to 100 %."""
-    figure = Figure(figsize=(3.3, height))
-    figure.subplots_adjust(left=0.12, right=0.965, bottom=0.48 / height, top=1 - 0.32 / height)
+    figure = Figure(figsize=(2.9, height))
+    figure.subplots_adjust(left=0.135, right=0.965, bottom=0.48 / height, top=1 - 0.32 / height)
     axes = figure.add_subplot()
     axes.set_ylim(100 * low, 100 + 6 * (1 - low))  # room for the markers at 100 %
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
     axes.tick_params(labelsize=10, length=0)
-    axes.set_title(_short(label, 36), loc="left", fontsize=11, x=-0.11, pad=8)
+    axes.set_title(_short(label, 32), loc="left", fontsize=11, x=-0.13, pad=8)
     axes.xaxis.label.set_fontsize(10)
     return figure, axes
 
@@ -156,7 +156,7 @@ def _panel(label: str, height: float, low: float) -> tuple[Figure, Axes]:
 def _tasks(setting: Setting, label: str) -> Figure:
     """A line per task, from when it was learned to the end; it begins with the task's number."""
     values = 100 * mean_matrix(setting.methods[label])
-    figure, axes = _panel(label, 2.3, lowest(setting))
+    figure, axes = _panel(label, 2.2, lowest(setting))
     _count_tasks(axes, len(values))
     every = max(1, round(len(values) / 10))  # with many tasks only some have their numbers written
     for k, colour in enumerate(task_colours(len(values))):
@@ -192,7 +192,7 @@ def _training(setting: Setting, label: str) -> Figure | None:
         axes.axvline(start + 0.5, color="#cbd2d9", linewidth=0.6)
         start += len(values)
     axes.set_xlim(0.5, start + 0.5)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
     axes.grid(False, axis="x")
     axes.set_xlabel("epochs, all tasks in a row")
     return figure
