@@ -14,15 +14,14 @@ from rich.markup import escape
 
 from hatrack import __version__, demo, listing
 from hatrack.benchmarks import BENCHMARKS
+from hatrack.fleet import carry_out
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
 from hatrack.options import Parameter, check_value, choose, parameters
-from hatrack.progress import Display
-from hatrack.record import Record
 from hatrack.regime import Regime
 from hatrack.report import report as make_report
 from hatrack.report.tables import settings, terminal
-from hatrack.run import Run, run
+from hatrack.run import Run
 from hatrack.trainer import Diverged
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -77,7 +76,7 @@ def _report(
 
 def _demo(out: Annotated[Path, typer.Option(help="where records and the page go")] = Path("demo")) -> None:
     """Forgetting and its cure, on real images, in about a minute; leaves a page to look at."""
-    _carry_out(demo.runs(), out, again=False, device="cpu")
+    _carry_out(demo.runs(), out, again=False, device="cpu", parallel=min(2, os.cpu_count() or 1))
     print(f"The page to look at: {make_report(out)}")
 
 
@@ -144,6 +143,9 @@ def _run(
     out: Annotated[Path, typer.Option(help="where records go")] = Path("runs"),
     again: Annotated[bool, typer.Option("--again", help="run even if there is a record of this run")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda", metavar="NAME")] = "auto",
+    parallel: Annotated[
+        int, typer.Option(help="runs side by side on a CPU, each with its share of the cores", metavar="N")
+    ] = 1,
 ) -> None:
     if seed is not None and seeds is not None:
         raise ValueError("--seed and --seeds exclude each other")
@@ -151,19 +153,19 @@ def _run(
     regime = Regime(**chosen.pop("regime"))
     own = chosen.pop("")
     runs = [Run(benchmark, method, s, network=network, regime=regime, **own, **chosen) for s in wanted]
-    _carry_out(runs, out, again, parse_device(device))
+    _carry_out(runs, out, again, parse_device(device), parallel)
 
 
-def _carry_out(runs: Sequence[Run], out: Path, again: bool, device: str) -> None:
-    """Run them one after the other, with progress on a terminal, and print the table."""
-    records: list[Record] = []
-    with Display(runs) as display:
-        for spec in runs:
-            records.append(run(spec, out, again=again, device=device, progress=display.start(spec)))
-            display.finish()
+def _carry_out(runs: Sequence[Run], out: Path, again: bool, device: str, parallel: int) -> None:
+    """Run them, then print the table."""
+    if parallel < 1:
+        raise ValueError(f"--parallel must be at least 1, not {parallel}")
+    if parallel > 1 and device != "cpu":
+        raise ValueError("--parallel runs processes side by side on a CPU; with --device cuda it must be 1")
+    records = carry_out(runs, out, again=again, device=device, parallel=parallel)
     for setting in settings(records):
         Console().print(terminal(setting))
-    print(f"{len(records)} records in {out}; a page of them: hatrack report {out}")
+    print(f"{len(records)} {'record' if len(records) == 1 else 'records'} in {out}; a page of them: hatrack report {out}")
 
 
 def _option(parameter: Parameter, panel: str) -> inspect.Parameter:

@@ -1,6 +1,5 @@
 """What a person sees while runs go on; nothing when the output is not a terminal."""
 
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -9,30 +8,36 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from hatrack.run import Run
 from hatrack.trainer import Moment
-from hatrack.trainer import Progress as Callback
 
-STEPS = 1000  # of the bar, per run
+
+def describe(spec: Run, moment: Moment) -> tuple[float, str]:
+    """How much of a run is done, and a line that says where it stands."""
+    task, tasks, regime, fitted = moment
+    last = fitted.epochs[-1]
+    accuracy = "" if last.valid_accuracy is None else f", accuracy {last.valid_accuracy:.1%}"
+    done = (task.index + len(fitted.epochs) / regime.epochs) / tasks
+    where = f"{spec.method} seed {spec.seed}: {task.name} ({task.index + 1} of {tasks})"
+    return done, f"{where}, epoch {len(fitted.epochs)}, loss {last.loss:.3f}{accuracy}"
 
 
 class Display:
-    """A bar over all runs, with the task, epoch, loss and accuracy of the one under way."""
+    """A bar over all runs, with the task, epoch, loss and accuracy of the one that moved last, and the time left."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self.console = Console(stderr=True)
+    def __init__(self, runs: int) -> None:
+        console = Console(stderr=True)
         self.bar = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
+            console=console,
+            disable=not console.is_terminal,
             transient=True,
         )
-        self.total = len(runs)
-        self.done = 0
-        self.line = self.bar.add_task("", total=self.total * STEPS)
+        self.line = self.bar.add_task("starting", total=runs)
+        self.done = [0.0] * runs
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -41,23 +46,7 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.bar.stop()
 
-    def start(self, spec: Run) -> Callback:
-        """The callback of one run."""
-
-        def progress(moment: Moment) -> None:
-            task, tasks, regime, fitted = moment
-            last = fitted.epochs[-1]
-            accuracy = "" if last.valid_accuracy is None else f", accuracy {last.valid_accuracy:.1%}"
-            self.bar.update(
-                self.line,
-                completed=STEPS * (self.done + (task.index + len(fitted.epochs) / regime.epochs) / tasks),
-                description=f"{spec.method} seed {spec.seed}: {task.name} ({task.index + 1} of {tasks}), "
-                f"epoch {len(fitted.epochs)}, loss {last.loss:.3f}{accuracy}",
-            )
-
-        return progress
-
-    def finish(self) -> None:
-        """The run that was under way is done."""
-        self.done += 1
-        self.bar.update(self.line, completed=STEPS * self.done)
+    def show(self, number: int, done: float, text: str) -> None:
+        """Run `number` stands here now; an empty text leaves the line as it is."""
+        self.done[number] = done
+        self.bar.update(self.line, completed=sum(self.done), description=text or None)

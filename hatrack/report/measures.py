@@ -15,7 +15,7 @@ class Measure(NamedTuple):
 
     key: str
     title: str
-    unit: Literal["%", "points", "ratio", "count", "s"]
+    unit: Literal["%", "ratio", "count", "s"]
     meaning: str
     short: str = ""  # its title in the terminal; those without one are left out there
 
@@ -38,21 +38,21 @@ MEASURES = (
     Measure(
         "forgetting",
         "Forgetting",
-        "points",
+        "ratio",
         "How far the accuracy on a task has fallen from its best to the end, averaged over all tasks but the last.",
         short="forgetting",
     ),
     Measure(
         "backward",
         "Backward transfer",
-        "points",
+        "ratio",
         "How the accuracy on a task has changed since it was learned: below zero, later tasks have harmed it; above zero, "
         "they have helped.",
     ),
     Measure(
         "forward",
         "Forward transfer",
-        "points",
+        "ratio",
         "How much better than by the untrained network a task is answered just before its turn: what the tasks before it "
         "have done for it.",
     ),
@@ -99,9 +99,9 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def number(measure: Measure, value: float) -> str:
-    """A value as people read it: percent and points with one decimal, a real minus sign, never minus zero."""
+    """A value as people read it: percent with one decimal, ratios with three, a real minus sign, never minus zero."""
     match measure.unit:
-        case "%" | "points":
+        case "%":
             text = f"{100 * value:z.1f}"
         case "ratio":
             text = f"{value:z.3f}"

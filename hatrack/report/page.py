@@ -97,7 +97,7 @@ def _ranking(rows: list[Row], looks: dict[str, Look]) -> str:
     """The table of all measures; the references stand below the methods."""
     heads = ['<th scope="col">Method</th><th scope="col">Seeds</th>']
     for m in MEASURES:
-        unit = {"%": ", %", "points": ", points"}.get(m.unit, "")
+        unit = ", %" if m.unit == "%" else ""
         heads.append(f'<th scope="col"><a href="#measure-{m.key}">{m.title}</a>{unit}</th>')
     bodies = []
     for reference in (False, True):

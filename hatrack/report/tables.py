@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -171,16 +172,19 @@ def _row(setting: Setting, name: str, records: list[Record]) -> Row:
 
 def terminal(setting: Setting) -> Table:
     """The ranking for the terminal, in fewer columns."""
-    table = Table(title=Text(f"{setting.title}: mean ± standard deviation over seeds"), title_justify="left")
-    table.add_column("method", overflow="fold")
-    table.add_column("seeds", justify="right")
+    table = Table(title=Text(f"{setting.title}: mean ± standard deviation over n seeds"), title_justify="left",
+                  box=box.SIMPLE, padding=(0, 1, 0, 0))  # fmt: skip
+    table.add_column("method", overflow="fold", min_width=11)
+    table.add_column("n", justify="right")
     shown = [measure for measure in MEASURES if measure.short]
     for measure in shown:
         table.add_column(measure.short, justify="right", no_wrap=True)
     rows = ranking(setting)
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         cells = [(m, row.measures[m.key]) for m in shown]
-        texts = [f"{number(m, s.mean)} {deviation(m, s)}".strip() if s else MISSING for m, s in cells]
+        texts = [
+            f"{number(m, s.mean)} {'' if m.unit == 's' else deviation(m, s)}".strip() if s else MISSING for m, s in cells
+        ]
         last_ranked = following is not None and following.reference and not row.reference
         style = "dim" if row.reference else None
         table.add_row(Text(row.label), str(len(row.seeds)), *texts, style=style, end_section=last_ranked)

@@ -15,7 +15,7 @@ from hatrack.report.tables import REFERENCES, Row, Setting, missing, option_text
 from hatrack.run import Run
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-ACCURACY, FORGETTING = (next(m for m in MEASURES if m.key == key) for key in ("accuracy", "forgetting"))
+ACCURACY = next(m for m in MEASURES if m.key == "accuracy")
 
 
 def counted(count: int, noun: str) -> str:
@@ -50,9 +50,9 @@ def _lost(ranked: list[Row], tasks: str) -> str:
         return ""
     (first, most), *others = found
     others = others if len(others) < 4 else others[-1:]  # of many, the one that lost least
-    same = groupby(others, key=lambda pair: number(FORGETTING, pair[1]))
+    same = groupby(others, key=lambda pair: number(ACCURACY, pair[1]))
     rest = [f"{_and([name for name, _ in group])} {value}" for value, group in same]
-    what = f"{number(FORGETTING, most)} points on average of what it once knew"
+    what = f"{number(ACCURACY, most)} points on average of what it once knew"
     return f"After {tasks}, {first} had lost {'; '.join([what, *rest])}."
 
 

@@ -1,0 +1,75 @@
+"""Several runs, one after the other or side by side: on a CPU each in a process of its own, with its share of the cores."""
+
+import multiprocessing
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hatrack.progress import Display, describe
+from hatrack.record import Record
+from hatrack.run import Run, run
+
+News = tuple[int, float, str]  # which run, how much of it is done, and a line that says where it stands
+_news: "SimpleQueue[News | None]"  # of a worker: where it says how far it is
+
+
+def carry_out(
+    runs: Sequence[Run], out: Path, *, again: bool = False, device: str = "cpu", parallel: int = 1
+) -> list[Record]:
+    """All the records, in the order of the runs; with progress on a terminal."""
+    with Display(len(runs)) as display:
+        if min(parallel, len(runs)) < 2:
+            return [_one(spec, number, out, again, device, display) for number, spec in enumerate(runs)]
+        return _side_by_side(runs, out, again, device, min(parallel, len(runs)), display)
+
+
+def _one(spec: Run, number: int, out: Path, again: bool, device: str, display: Display) -> Record:
+    record = run(
+        spec, out, again=again, device=device, progress=lambda moment: display.show(number, *describe(spec, moment))
+    )
+    display.show(number, 1.0, "")
+    return record
+
+
+def _side_by_side(runs: Sequence[Run], out: Path, again: bool, device: str, workers: int, display: Display) -> list[Record]:
+    context = multiprocessing.get_context("spawn")
+    news: SimpleQueue[News | None] = context.SimpleQueue()
+
+    def listen() -> None:
+        while (item := news.get()) is not None:
+            display.show(*item)
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    threads = max(1, torch.get_num_threads() // workers)
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(news, threads)) as pool:
+        futures = [pool.submit(_work, number, spec, out, again, device) for number, spec in enumerate(runs)]
+        try:
+            records = [future.result() for future in futures]
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            if isinstance(error, BrokenProcessPool):
+                raise OSError("a run's process ended abruptly; was there enough memory? Try a smaller --parallel") from None
+            raise
+        finally:
+            news.put(None)
+    listener.join()
+    return records
+
+
+def _start(news: Any, threads: int) -> None:
+    global _news
+    _news = news
+    torch.set_num_threads(threads)
+
+
+def _work(number: int, spec: Run, out: Path, again: bool, device: str) -> Record:
+    record = run(spec, out, again=again, device=device, progress=lambda moment: _news.put((number, *describe(spec, moment))))
+    _news.put((number, 1.0, ""))
+    return record
