@@ -118,6 +118,32 @@ def test_tasks_may_come_later(name):
 
 
 @every_method
+def test_a_task_may_be_asked_before_it_is_learned(name):
+    tasks = toy_tasks(3)
+    method, twin = make(name, tasks, known=1), make(name, tasks)
+    for one in (method, twin):
+        learn(one, tasks[:1])
+    for task in tasks[1:]:
+        method.net.add_task(task.classes)
+    owner = torch.arange(6) % 3
+    for task in tasks:
+        assert torch.equal(logits(method, task), logits(twin, task))
+    assert method(tasks[0].test.inputs(torch.arange(6)), owner).isfinite().all()
+
+
+@every_method
+def test_a_task_may_be_learned_again(name):
+    tasks, others = toy_tasks(2), toy_tasks(2, seed=5)
+    method = make(name, tasks)
+    learn(method, [*tasks, others[0]], Trainer(Regime(epochs=20, batch=8, lr=0.1)))
+    assert name in UNTRAINED or evaluate(method, others[0].test).accuracy > 0.7
+    if name in ISOLATED:
+        fresh = make(name, tasks)
+        learn(fresh, tasks, Trainer(Regime(epochs=20, batch=8, lr=0.1)))
+        assert torch.equal(logits(method, tasks[1]), logits(fresh, tasks[1])), "the other task is as it was"
+
+
+@every_method
 def test_a_batch_may_mix_tasks(name):
     tasks = toy_tasks(3)
     method = make(name, tasks)

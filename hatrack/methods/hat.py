@@ -6,7 +6,8 @@ not a bit; the gates have a learning rate of their own, since only plain SGD mov
 every update, so that momentum, Adam and weight decay can't move them either.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -62,8 +63,7 @@ class HAT(Method):
         check(HAT, locals())
         self.smax, self.c, self.masks, self.protect = smax, c, masks, protect
         self.anneal, self.embedding, self.gate_lr = anneal, embedding, gate_lr
-        self.units = Units(net.trunk, net.example)
-        self.weights = self.units.weights + self._shared_head()
+        self._look()
         self.embeddings = nn.ParameterList()  # (units,) per task
         self.register_buffer("gates", torch.zeros(0, self.units.count, dtype=torch.bool if masks == "binary" else None))
         self.register_buffer("done", torch.zeros(0, dtype=torch.bool))  # which tasks are finished
@@ -72,13 +72,24 @@ class HAT(Method):
         self.used = torch.zeros(self.units.count)  # how much finished tasks use every unit
         self._grow()
 
+    def _look(self) -> None:
+        """Find the units of the trunk and the weights between them."""
+        self.units = Units(self.net.trunk, self.net.example)
+        self.weights = self.units.weights + self._shared_head()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """`.to(device)` comes here, and the numbers of the units must go along."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._look()
+        return self
+
     def _shared_head(self) -> list[Weight]:
         """A head that all tasks share is used by all: its outputs are always on. A head per task needs no protection."""
         if not self.net.shared:
             return []
         head = self.net.heads[0]
         assert isinstance(head, nn.Linear)
-        always = torch.full((head.out_features,), -1)
+        always = torch.full((head.out_features,), -1, device=head.weight.device)
         return [
             Weight("head.weight", head.get_parameter("weight"), always, self.units.features),
             Weight("head.bias", head.get_parameter("bias"), always, None),
@@ -104,6 +115,7 @@ class HAT(Method):
         return torch.where(self.done[task], self.gates[task], now)
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
+        self._grow()
         gates = self.finished(task) if isinstance(task, int) else self._table()[task]
         return self.net.head(self.units.run(x, gates), task)
 
@@ -114,6 +126,7 @@ class HAT(Method):
 
     def learn(self, task: Task, fit: Fit) -> None:
         self._grow()
+        self.done[task.index] = False  # a task that is learned again gives up what it had
         self._hold()
         self.learning = task.index
         fit(self, task, plain={self.embeddings[task.index]: self.gate_lr})

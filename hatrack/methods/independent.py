@@ -38,6 +38,7 @@ class Independent(Method):
         return self
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
+        self._grow()
         if isinstance(task, Tensor):
             return by_task([self(x, k) for k in range(len(self.trunks))], task)
         features = self.trunks[task](x)
