@@ -233,7 +233,7 @@ def test_normalisation_fits_the_data(arrays):
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "options", "message"),
+    ("sequence", "options", "message"),
     [
         (pmnist, {"tasks": 0}, "tasks must be at least 1, not 0"),
         (pmnist, {"first": "plane"}, "first must be one of 'permuted', 'plain', not 'plane'"),
@@ -245,9 +245,9 @@ def test_normalisation_fits_the_data(arrays):
         (digits_and_clothes, {"data": "none"}, "data must be one of"),
     ],
 )
-def test_options_out_of_range(benchmark, options, message):
+def test_options_out_of_range(sequence, options, message):
     with pytest.raises(ValueError, match=message):
-        benchmark(0, **{"data": "sample", **options})
+        sequence(0, **{"data": "sample", **options})
 
 
 # Data that is missing or broken

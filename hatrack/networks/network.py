@@ -37,7 +37,8 @@ class Network(nn.Module):
         if heads not in ("multi", "shared"):
             raise ValueError(f"heads must be 'multi' or 'shared', not {heads!r}")
         self.trunk, self.shared, self.init, self.seed = trunk, heads == "shared", init, seed
-        self.register_buffer("example", example.clone(), persistent=False)
+        where = next((p.device for p in trunk.parameters()), example.device)
+        self.register_buffer("example", example.to(where, copy=True), persistent=False)
         self.features = self._features()
         self.frozen = self._freeze([pattern.strip() for pattern in freeze.split(",") if pattern.strip()])
         self.classes: list[int] = []

@@ -1,0 +1,70 @@
+"""The same code on a GPU: `make test-gpu` on a machine that has one."""
+
+import pytest
+import torch
+
+from hatrack import METHODS, Regime, Run, Trainer, run
+from hatrack.task import move
+from tests.test_contract import ISOLATED, OPTIMIZERS, learn, logits, make
+from tests.toys import toy_tasks
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_learns_on_the_gpu_as_on_the_cpu(name):
+    tasks = toy_tasks(2)
+    results = []
+    for device in ("cpu", "cuda"):
+        placed = move(tasks, device)
+        method = make(name, tasks).to(device)
+        for module in method.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0  # the two devices draw different numbers
+        learn(method, placed, Trainer(Regime(epochs=3, batch=16, lr=0.1)))
+        results.append([logits(method, task).cpu() for task in placed])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ISOLATED)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_earlier_tasks_are_unchanged_bit_for_bit(name, optimizer):
+    tasks = move(toy_tasks(3), "cuda")
+    method = make(name, tasks).to("cuda")
+    fit = Trainer(Regime(epochs=4, batch=16, **OPTIMIZERS[optimizer]))
+    method.learn(tasks[0], fit)
+    first = logits(method, tasks[0])
+    learn(method, tasks[1:], fit)
+    assert torch.equal(first, logits(method, tasks[0]))
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("name", METHODS)
+def test_no_step_waits_for_the_gpu(name):
+    tasks = move(toy_tasks(2), "cuda")
+    method = make(name, tasks).to("cuda")
+
+    class Strict(Trainer):
+        def start(self, method, task, **how):
+            course = super().start(method, task, **how)
+            step = course.step
+
+            def strict(index, number):
+                torch.cuda.set_sync_debug_mode("error")
+                try:
+                    return step(index, number)
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
+
+            course.step = strict
+            return course
+
+    learn(method, tasks, Strict(Regime(epochs=2, batch=16)))
+
+
+def test_a_run_on_the_gpu(tmp_path):
+    spec = Run("smnist", "hat", regime=Regime(epochs=3), benchmark_options={"data": "sample"})
+    record = run(spec, tmp_path, device="cuda")
+    assert record.summary["forgetting"] == 0
+    assert record.summary["accuracy"] > 0.8
