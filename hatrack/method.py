@@ -7,11 +7,13 @@ Then the same step runs eagerly, compiled, or recorded as a CUDA graph. `rules.w
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hatrack.networks.network import Network
-from hatrack.task import Batch, Task, TaskId
+from hatrack.split import Batch, TaskId
+from hatrack.task import Task, channels_first
 
 
 class Fit(Protocol):
@@ -33,9 +35,10 @@ class Method(nn.Module):
     def __init__(self, net: Network) -> None:
         super().__init__()
         self.net = net
+        self.register_forward_pre_hook(_see_raw_images, with_kwargs=True)
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
-        """The logits of that task."""
+        """The logits of that task. Images of type float are as the network sees them, of type uint8 raw."""
         return self.net(x, task)  # type: ignore[no-any-return]
 
     def learn(self, task: Task, fit: Fit) -> None:
@@ -51,3 +54,18 @@ class Method(nn.Module):
 
     def constrain(self) -> None:
         """After the optimizer: change the parameters in place."""
+
+    @torch.no_grad()
+    def predict(self, images: Any, task: TaskId) -> Tensor:
+        """The classes of raw images of a task: uint8, or float in the units of the task's own data; not normalised."""
+        mode = self.training
+        raw = channels_first("images", torch.as_tensor(images, device=self.net.example.device))
+        classes: Tensor = self.eval()(self.net.see(raw, task), task).argmax(1)
+        self.train(mode)
+        return classes
+
+
+def _see_raw_images(method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Before `forward`: images of type uint8 are raw, and are brought to what the task's network sees."""
+    x, task = (*args, *(kwargs[name] for name in ("x", "task")[len(args) :]))
+    return ((method.net.see(channels_first("images", x), task) if x.dtype == torch.uint8 else x), task), {}

@@ -1,129 +1,18 @@
-"""What is learned: a Split (a data set as tensors), a Batch (what one step sees) and a Task (train, validation, test)."""
+"""What is learned: a Task (train, validation, test) made of a benchmark's data or of one's own arrays, all checked."""
 
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
-TaskId = int | Tensor  # one task, or one per example
+from hatrack.split import Batch, Place, Split, TaskId, View, place
 
-
-class Batch(NamedTuple):
-    """All that one step sees. The last three are 0-d tensors, because a recorded step can't read Python numbers anew."""
-
-    x: Tensor  # (batch, *shape), float
-    y: Tensor  # (batch,), int64
-    task: TaskId
-    step: Tensor  # the number of this batch in its epoch, from 0
-    steps: Tensor  # batches in this epoch
-    seen: Tensor  # the share of the epoch's examples that came before this batch
-
-
-Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
-
-
-def place(t: Tensor) -> Place:
-    """Tensors with the same place hold the same values."""
-    return t.data_ptr(), t.shape, t.stride(), t.dtype
-
-
-def scaled(x: Tensor) -> Tensor:
-    """As float; uint8 from [0, 255] to [0, 1]."""
-    return x.float().div(255) if x.dtype == torch.uint8 else x.float()
-
-
-@dataclass(frozen=True)
-class View:
-    """How tasks see raw images: pixel i of an image is raw pixel pixels[i] (-1: a blank), then (value - mean) / std.
-
-    Permutations, rotations, padding and gray-to-colour are all such maps, so a task never copies the data it is made of.
-    Each table has one row, or one row per task for a split that mixes tasks.
-    """
-
-    shape: tuple[int, ...]
-    mean: Tensor  # (rows, channels), in units of the scaled image (uint8 is divided by 255)
-    std: Tensor
-    pixels: Tensor | None = None  # (rows, pixels), int64; None: as they lie
-
-    def __call__(self, raw: Tensor, row: Tensor | None = None) -> Tensor:
-        """Images (batch, *shape) as the network sees them; `row` says whose view each example takes."""
-        x = raw.flatten(1)
-        if self.pixels is not None:
-            if row is None:
-                pixels = self.pixels[0]
-                x = x.index_select(1, pixels.clamp(min=0)).masked_fill(pixels < 0, 0)
-            else:
-                pixels = self.pixels[row]
-                x = x.gather(1, pixels.clamp(min=0)).masked_fill(pixels < 0, 0)
-        x = x.reshape(len(x), *self.shape)
-        x = scaled(x)
-        mean, std = (t[row] if row is not None else t for t in (self.mean, self.std))
-        dims = (-1, mean.shape[1]) + (1,) * (len(self.shape) - 1)
-        return x.sub(mean.view(dims)).div(std.view(dims))
-
-
-@dataclass(frozen=True)
-class Split:
-    """A data set as tensors: example i is row rows[i] of x, which tasks and splits may share."""
-
-    x: Tensor  # (images, *raw shape), uint8 or float, as stored
-    y: Tensor  # (examples,), int64
-    task: TaskId  # of the whole split, or (examples,)
-    view: View
-    rows: Tensor  # (examples,), int64
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def inputs(self, index: Tensor) -> Tensor:
-        """The images with these numbers, as the network sees them."""
-        raw = self.x.index_select(0, self.rows[index])
-        return self.view(raw, self.task[index] if isinstance(self.task, Tensor) else None)
-
-    def take(self, index: Tensor, step: Tensor, steps: Tensor, batch: int) -> Batch:
-        """The batch of the examples with these numbers; `batch` is the size of a full one."""
-        task = self.task[index] if isinstance(self.task, Tensor) else self.task
-        return Batch(self.inputs(index), self.y[index], task, step, steps, step * (batch / max(1, len(self))))
-
-    def part(self, index: Tensor) -> Self:
-        """Some of the examples, by number; the images are not copied."""
-        task = self.task[index] if isinstance(self.task, Tensor) else self.task
-        return replace(self, y=self.y[index], rows=self.rows[index], task=task)
-
-    @staticmethod
-    def join(splits: Sequence["Split"]) -> "Split":
-        """One split of many, one per task; images that several of them share are kept once."""
-        mixed = len({split.x.dtype for split in splits}) > 1
-        stores: dict[Place, tuple[int, Tensor]] = {}
-        first = 0
-        for split in splits:
-            if place(split.x) not in stores:
-                stores[place(split.x)] = (first, scaled(split.x) if mixed else split.x)
-                first += len(split.x)
-        width = max(x[0].numel() for _, x in stores.values())
-        tasks = [int(split.task) for split in splits]
-        count = max(tasks) + 1
-        shape = splits[0].view.shape
-        if any(split.view.shape != shape for split in splits):
-            raise ValueError(f"tasks of different image shapes can't be joined: {[s.view.shape for s in splits]}")
-        row = dict(zip(tasks, splits, strict=True))
-        views = [row.get(k, splits[0]).view for k in range(count)]
-        pixels = None
-        if any(view.pixels is not None for view in views):
-            plain = torch.arange(int(np.prod(shape)), device=splits[0].x.device)[None]
-            pixels = torch.cat([plain if view.pixels is None else view.pixels for view in views])
-        flat = [x.flatten(1) for _, x in stores.values()]
-        return Split(
-            x=flat[0] if len(flat) == 1 else torch.cat([torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in flat]),
-            y=torch.cat([split.y for split in splits]),
-            task=torch.cat([torch.full_like(split.y, k) for k, split in zip(tasks, splits, strict=True)]),
-            view=View(shape, torch.cat([v.mean for v in views]), torch.cat([v.std for v in views]), pixels),
-            rows=torch.cat([split.rows + stores[place(split.x)][0] for split in splits]),
-        )
+__all__ = ["Batch", "Split", "Task", "TaskId", "View", "check_labels", "move", "normal", "store"]
 
 
 @dataclass(frozen=True)
@@ -179,6 +68,15 @@ class Task:
         return cls.build(index, name, classes, train, test, normal(train[0].shape[1:], mean, std), valid=valid, seed=seed)
 
     @classmethod
+    def from_dataset(cls, index: int, name: str, train: Dataset[Any], test: Dataset[Any], **how: Any) -> Self:
+        """A task of any two `torch.utils.data.Dataset`s of (image, label) pairs; `how` as in `from_arrays`.
+
+        Images may be tensors, arrays or PIL images, all of one size. They are read once and kept as they are.
+        """
+        parts = [_items(f"task {name!r}, {part}", data) for part, data in (("training", train), ("test", test))]
+        return cls.from_arrays(index, name, *parts[0], *parts[1], **how)
+
+    @classmethod
     def build(
         cls,
         index: int,
@@ -197,6 +95,23 @@ class Task:
         whole = Split(train[0], train[1], index, view, rows[0])
         held, rest = hold_out(len(whole), valid, seed)
         return cls(index, name, classes, whole.part(rest), whole.part(held), Split(test[0], test[1], index, view, rows[1]))
+
+
+def _items(what: str, data: Any) -> tuple[Tensor, Tensor]:
+    """All images and labels of a data set."""
+    images, labels = [], []
+    for number in range(len(data)):
+        image, label = data[number]
+        images.append(image if isinstance(image, Tensor) else torch.from_numpy(np.array(image)))
+        labels.append(int(label))
+        if images[-1].shape != images[0].shape:
+            raise ValueError(
+                f"{what}: image {number} is of shape {tuple(images[-1].shape)}, the first of {tuple(images[0].shape)}; "
+                "all must be of one size (a Resize in the data set's transform makes them so)"
+            )
+    if not images:
+        raise ValueError(f"{what}: there are no images")
+    return torch.stack(images), torch.tensor(labels)
 
 
 def hold_out(count: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -232,12 +147,7 @@ def store(what: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         raise ValueError(f"{what}: images of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}")
     if not len(x):
         raise ValueError(f"{what}: there are no images")
-    if x.dim() == 3:
-        x = x[:, None]
-    elif x.dim() == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
-        x = x.permute(0, 3, 1, 2).contiguous()
-    elif x.dim() not in (2, 4):
-        raise ValueError(f"{what}: images must have 2 to 4 dimensions, not {x.dim()}")
+    x = channels_first(what, x)
     if x.dtype != torch.uint8:
         x = x.float()
         if not x.isfinite().all():
@@ -245,6 +155,17 @@ def store(what: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     if y.is_floating_point() and not (whole := y.isfinite() & (y == y.round())).all():
         raise ValueError(f"{what}: labels must be whole numbers, not {y[~whole][0].item()}")
     return x, y.long()
+
+
+def channels_first(what: str, x: Tensor) -> Tensor:
+    """Gray images (n, height, width) and colour images (n, height, width, 3 or 1) as (n, channels, height, width)."""
+    if x.dim() == 3:
+        return x[:, None]
+    if x.dim() == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+        return x.permute(0, 3, 1, 2).contiguous()
+    if x.dim() not in (2, 4):
+        raise ValueError(f"{what}: images must have 2 to 4 dimensions, not {x.dim()}")
+    return x
 
 
 def as_tensor(what: str, values: Any) -> Tensor:
@@ -267,8 +188,17 @@ def check_labels(what: str, y: Tensor, classes: int, *, every: bool) -> None:
         raise ValueError(f"{what}: class {int(counts.argmin())} of {classes} has no example")
 
 
-def move(tasks: Sequence[Task], device: torch.device | str) -> list[Task]:
-    """The tasks on a device; images that they share stay shared."""
+def move(tasks: Sequence[Task], device: torch.device | str, *, room: int | None = None) -> list[Task]:
+    """The tasks on a device; images that they share stay shared.
+
+    If the images take more than `room` bytes (by default half of the memory that a GPU has free), they stay in the host's
+    memory and are fetched ahead while training.
+    """
+    device = torch.device(device)
+    if room is None and device.type == "cuda":
+        room = torch.cuda.mem_get_info(device)[0] // 2
+    stores = {place(s.x): s.x for t in tasks for s in (t.train, t.valid, t.test)}
+    staged = room is not None and sum(x.nbytes for x in stores.values()) > room
     memo: dict[Place, Tensor] = {}
 
     def to(t: Tensor) -> Tensor:
@@ -278,13 +208,15 @@ def move(tasks: Sequence[Task], device: torch.device | str) -> list[Task]:
         return memo[key]
 
     def split(s: Split) -> Split:
-        view = replace(
-            s.view,
-            mean=s.view.mean.to(device),
-            std=s.view.std.to(device),
-            pixels=None if s.view.pixels is None else to(s.view.pixels),
+        pixels = None if s.view.pixels is None else to(s.view.pixels)
+        return replace(
+            s,
+            x=s.x if staged else to(s.x),
+            y=s.y.to(device),
+            task=s.task.to(device) if isinstance(s.task, Tensor) else s.task,
+            view=replace(s.view, mean=s.view.mean.to(device), std=s.view.std.to(device), pixels=pixels),
+            rows=s.rows.to(device),
+            staged=staged,
         )
-        task = s.task.to(device) if isinstance(s.task, Tensor) else s.task
-        return Split(to(s.x), s.y.to(device), task, view, s.rows.to(device))
 
     return [replace(t, train=split(t.train), valid=split(t.valid), test=split(t.test)) for t in tasks]

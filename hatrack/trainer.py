@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hatrack.evaluate import evaluate
+from hatrack.feed import Feed
 from hatrack.method import Method
 from hatrack.regime import Pace, Regime
 from hatrack.rules import watched
@@ -109,7 +110,8 @@ class Course:
         if not self.weights:
             raise ValueError(f"task {task.name!r}: the method has no parameter to train")
         self.optimizers = Optimizers(regime, list(self.weights.values()), plain)
-        self.step = make_step(method, task.train, regime, self.optimizers)
+        self.feed = Feed(task.train, regime.batch)
+        self.step = make_step(method, self.feed.split, regime, self.optimizers)
         self.pace = Pace(regime)
         self.fitted = Fitted(task.index)
         self.best: dict[str, Tensor] = {}
@@ -137,9 +139,9 @@ class Course:
         self.method.train()
         with seeded(self.seed, "dropout", number):
             order = torch.randperm(len(self.task.train), generator=generator(self.seed, "batches", number)).to(device)
-            batches = torch.split(order, self.regime.batch)
+            places = torch.arange(math.ceil(len(order) / self.regime.batch), device=device)
             total = torch.zeros((), dtype=torch.float64, device=device)
-            for place, index in zip(torch.arange(len(batches), device=device), batches, strict=True):
+            for place, index in zip(places, self.feed(order), strict=True):
                 total += self.step(index, place) * len(index)
         return total.item() / len(self.task.train)
 
@@ -149,11 +151,12 @@ class Course:
 
     @torch.no_grad()
     def close(self) -> Fitted:
-        """The best state back into the method, and no gradients left behind."""
+        """The best state back into the method, which is then ready to predict; no gradients are left behind."""
         for key, value in self.method.state_dict().items():
             if key in self.best:
                 value.copy_(self.best[key])
         self.optimizers.zero_grad()
+        self.method.eval()
         return self.fitted
 
 
@@ -184,6 +187,8 @@ class Trainer:
     def start(self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any) -> Course:
         """A fit, ready for its first epoch."""
         regime = replace(self.regime.at(task.index), **changes)
+        if isinstance(task.train.task, int):
+            method.net.remember(task.index, task.train.view, task.train.x[0].numel())
         past = self.past.setdefault(method, Past())
         number = past.fits[task.index]
         past.fits[task.index] += 1

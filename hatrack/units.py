@@ -12,12 +12,15 @@ from torch import Tensor, nn
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Modules without parameters that treat every channel by itself, so that a channel's unit stays known behind them.
-CHANNELWISE = (
+ELEMENTWISE = (
     nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign,
     nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Tanhshrink, nn.Softshrink, nn.Hardshrink,
-    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
+)  # fmt: skip
+POOLING = (
+    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
+    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
 )  # fmt: skip
 
 
@@ -49,36 +52,37 @@ class Units:
         self.count = 0
         # The modules in order; with each, the units to gate in front of it: None, or one per channel of its input.
         self._chain: list[tuple[nn.Module, Tensor | None]] = []
-        leaves = list(_leaves(trunk, ""))
         mode = trunk.training
         trunk.eval()
         labels: Tensor | None = None  # the unit of every channel; None: the images
         x = example
         with torch.no_grad():
-            for name, module in leaves:
-                reader = isinstance(module, LAYERS)
-                self._chain.append((module, labels if reader else None))
-                if reader:
-                    labels = self._layer(name, module, labels)
-                    x = module(x)
-                elif isinstance(module, nn.Flatten) and module.start_dim == 1 and module.end_dim == -1:
-                    each = x[0].numel() // x.shape[1]
-                    labels = None if labels is None else labels.repeat_interleave(each)
-                    x = module(x)
-                elif isinstance(module, CHANNELWISE):
-                    x = module(x)
-                else:
-                    raise _refuse(name, module)
+            for name, module in _leaves(trunk, ""):
+                self._chain.append((module, labels if isinstance(module, LAYERS) else None))
+                labels = self._behind(name, module, x, labels)
+                x = module(x)
         trunk.train(mode)
         if labels is None:
             raise ValueError("the trunk has no linear or convolutional layer whose units could be gated")
         self.features = labels  # the unit of every feature
 
+    def _behind(self, name: str, module: nn.Module, x: Tensor, labels: Tensor | None) -> Tensor | None:
+        """The unit of every channel behind a module, from those in front of it."""
+        if isinstance(module, LAYERS):
+            if isinstance(module, nn.Linear) and x.dim() != 2:
+                raise _refuse(name, f"a linear layer on inputs of {x.dim()} dimensions")
+            if getattr(module, "groups", 1) != 1:
+                raise _refuse(name, "a grouped convolution")
+            return self._layer(name, module, labels)
+        if isinstance(module, nn.Flatten) and module.start_dim == 1 and module.end_dim == -1:
+            return None if labels is None else labels.repeat_interleave(x[0].numel() // x.shape[1])
+        if isinstance(module, ELEMENTWISE) or (isinstance(module, POOLING) and x.dim() > 2):
+            return labels
+        raise _refuse(name, type(module).__name__)
+
     def _layer(self, name: str, layer: nn.Module, reads: Tensor | None) -> Tensor:
         weight, bias = layer.weight, layer.bias
         assert isinstance(weight, nn.Parameter)
-        if getattr(layer, "groups", 1) != 1:
-            raise _refuse(name, layer, "a grouped convolution")
         self.layers[name] = slice(self.count, self.count + weight.shape[0])
         writes = torch.arange(self.count, self.count + weight.shape[0], device=weight.device)
         self.count += weight.shape[0]
@@ -110,8 +114,7 @@ def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
     return [(name, module)]
 
 
-def _refuse(name: str, module: nn.Module, what: str = "") -> ValueError:
-    what = what or type(module).__name__
+def _refuse(name: str, what: str) -> ValueError:
     return ValueError(
         f"the units of {name or 'the trunk'} ({what}) can't be followed yet: a trunk must be an nn.Sequential of linear and "
         "convolutional layers, activations, dropout, pooling and Flatten"

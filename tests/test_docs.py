@@ -77,6 +77,17 @@ def test_the_first_two_commands_of_the_readme():
     assert [line.split("#")[0].strip() for line in block[1].splitlines()][:2] == ["make demo", "make test"]
 
 
+def test_the_python_in_the_readme_works():
+    """As it stands there, on made-up data of the classes that it names."""
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    tasks = [toy_tasks(3, classes=count, train=4 * count, test=count)[k] for k, count in enumerate((10, 43, 5))]
+    trunk = mlp(tasks[0].shape, widths=(40, 40))
+    names = {"torch": torch, "trunk": trunk, "tasks": tasks[:2], "new_task": tasks[2]}
+    names["x"] = tasks[0].test.inputs(torch.arange(10))
+    exec(block, names)
+    assert names["logits"].shape == (10, 10)
+
+
 def test_links_lead_somewhere():
     for path in DOCS:
         for target in re.findall(r"\]\(([^)#]+)", path.read_text()):

@@ -345,6 +345,8 @@ class Residual(nn.Module):
         (nn.Sequential(nn.Flatten(), nn.Linear(16, 16), Residual()), r"2 \(Residual\)"),
         (nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten()), r"1 \(BatchNorm2d\)"),
         (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 1, groups=2), nn.Flatten()), "grouped convolution"),
+        (nn.Sequential(nn.Linear(4, 4), nn.Flatten()), "a linear layer on inputs of 4 dimensions"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.MaxPool1d(2)), r"2 \(MaxPool1d\)"),
         (nn.Sequential(nn.Flatten()), "no linear or convolutional layer"),
     ],
 )

@@ -1,6 +1,7 @@
 """A network for a sequence of tasks: any trunk (images to a feature vector) and a head per task, or one head for all."""
 
 import fnmatch
+import math
 from collections.abc import Sequence
 from typing import Literal, Self
 
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from hatrack.networks.init import Init, initialise
 from hatrack.seeds import seeded
-from hatrack.task import TaskId
+from hatrack.split import TaskId, View
 
 
 class Network(nn.Module):
@@ -21,6 +22,10 @@ class Network(nn.Module):
     """
 
     example: Tensor
+    mean: Tensor  # how each task's raw images become what the network sees: see `split.View`
+    std: Tensor
+    pixels: Tensor
+    raw: Tensor  # how many values a raw image of each task has
 
     def __init__(
         self,
@@ -40,6 +45,11 @@ class Network(nn.Module):
         where = next((p.device for p in trunk.parameters()), example.device)
         self.register_buffer("example", example.to(where, copy=True), persistent=False)
         self.features = self._features()
+        shape = tuple(self.example.shape[1:])
+        self.register_buffer("mean", torch.zeros(0, shape[0] if len(shape) == 3 else 1, device=where))
+        self.register_buffer("std", torch.ones_like(self.mean))
+        self.register_buffer("pixels", torch.zeros(0, math.prod(shape), dtype=torch.int64, device=where))
+        self.register_buffer("raw", torch.zeros(0, dtype=torch.int64, device=where))
         self.frozen = self._freeze([pattern.strip() for pattern in freeze.split(",") if pattern.strip()])
         self.classes: list[int] = []
         self.heads = nn.ModuleList()  # of nn.Linear: one per task, or a single one
@@ -95,7 +105,27 @@ class Network(nn.Module):
         else:
             self.heads.append(self.new_head(len(self.heads), classes))
         self.classes.append(classes)
+        self.mean = torch.cat([self.mean, self.mean.new_zeros(1, self.mean.shape[1])])
+        self.std = torch.cat([self.std, self.std.new_ones(1, self.std.shape[1])])
+        self.pixels = torch.cat([self.pixels, torch.arange(self.pixels.shape[1], device=self.pixels.device)[None]])
+        self.raw = torch.cat([self.raw, self.raw.new_full((1,), self.pixels.shape[1])])
         return len(self.classes) - 1
+
+    def remember(self, task: int, view: View, raw: int) -> None:
+        """How this task's raw images, of `raw` values each, are to be seen from now on."""
+        self.raw[task] = raw
+        self.mean[task], self.std[task] = view.mean[0], view.std[0]
+        if view.pixels is not None:
+            self.pixels[task] = view.pixels[0]
+
+    def see(self, images: Tensor, task: TaskId) -> Tensor:
+        """Raw images (uint8, or float in the units of the task's own data) as the network sees them."""
+        row = torch.full((len(images),), task, device=images.device) if isinstance(task, int) else task
+        size, own = math.prod(images.shape[1:]), self.raw[row]
+        if not (own == size).all():
+            wanted = int(own[own != size][0])
+            raise ValueError(f"raw images of this task have {wanted} values each, not {size} (shape {tuple(images.shape[1:])})")
+        return View(tuple(self.example.shape[1:]), self.mean, self.std, self.pixels)(images, row)
 
     def new_head(self, number: int, classes: int | None = None) -> nn.Linear:
         """A head as it is before any training; its weights depend on the seed and its number only."""

@@ -63,6 +63,22 @@ def test_no_step_waits_for_the_gpu(name):
     learn(method, tasks, Strict(Regime(epochs=2, batch=16)))
 
 
+@pytest.mark.parametrize("name", ["sgd", "joint", "hat"])
+def test_images_that_stay_in_the_host_s_memory(name):
+    """More images than there is room for: fetched ahead in parts, with the same outcome."""
+    tasks = toy_tasks(2, train=400)
+    results = []
+    for room in (None, 1):
+        placed = move(tasks, "cuda", room=room)
+        assert placed[0].train.staged == (room == 1)
+        assert placed[0].train.x.is_cuda == (room is None)
+        method = make(name, tasks).to("cuda")
+        learn(method, placed, Trainer(Regime(epochs=3, batch=4, lr=0.1)))
+        results.append([logits(method, task) for task in placed])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two)
+
+
 def test_a_run_on_the_gpu(tmp_path):
     spec = Run("smnist", "hat", regime=Regime(epochs=3), benchmark_options={"data": "sample"})
     record = run(spec, tmp_path, device="cuda")

@@ -1,0 +1,149 @@
+"""Data sets as tensors: a Split, the View a task has of its images, and the Batch that one step sees."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+TaskId = int | Tensor  # one task, or one per example
+
+
+class Batch(NamedTuple):
+    """All that one step sees. The last three are 0-d tensors, because a recorded step can't read Python numbers anew."""
+
+    x: Tensor  # (batch, *shape), float
+    y: Tensor  # (batch,), int64
+    task: TaskId
+    step: Tensor  # the number of this batch in its epoch, from 0
+    steps: Tensor  # batches in this epoch
+    seen: Tensor  # the share of the epoch's examples that came before this batch
+
+
+Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
+
+
+def place(t: Tensor) -> Place:
+    """Tensors with the same place hold the same values."""
+    return t.data_ptr(), t.shape, t.stride(), t.dtype
+
+
+def scaled(x: Tensor) -> Tensor:
+    """As float; uint8 from [0, 255] to [0, 1]."""
+    return x.float().div(255) if x.dtype == torch.uint8 else x.float()
+
+
+@dataclass(frozen=True)
+class View:
+    """How tasks see raw images: pixel i of an image is raw pixel pixels[i] (-1: a blank), then (value - mean) / std.
+
+    Permutations, rotations, padding and gray-to-colour are all such maps, so a task never copies the data it is made of.
+    Each table has one row, or one row per task for a split that mixes tasks.
+    """
+
+    shape: tuple[int, ...]
+    mean: Tensor  # (rows, channels), in units of the scaled image (uint8 is divided by 255)
+    std: Tensor
+    pixels: Tensor | None = None  # (rows, pixels), int64; None: as they lie
+
+    def __call__(self, raw: Tensor, row: Tensor | None = None, *, augment: bool = False) -> Tensor:
+        """Images (batch, *shape) as the network sees them; `row` says whose view each example takes."""
+        x = raw.flatten(1)
+        if self.pixels is not None:
+            pixels = self.pixels[0] if row is None else self.pixels[row]
+            index = pixels.clamp(min=0)
+            x = (x.index_select(1, index) if row is None else x.gather(1, index)).masked_fill(pixels < 0, 0)
+        x = scaled(x.reshape(len(x), *self.shape))
+        if augment:
+            x = crop_and_flip(x)
+        mean, std = (t[row] if row is not None else t for t in (self.mean, self.std))
+        dims = (-1, mean.shape[1]) + (1,) * (len(self.shape) - 1)
+        return x.sub(mean.view(dims)).div(std.view(dims))
+
+
+def crop_and_flip(x: Tensor, margin: int = 4) -> Tensor:
+    """Every image moved by up to `margin` pixels each way (blank beyond the edge) and mirrored half of the time."""
+    count, _, height, width = x.shape
+    down, right = torch.randint(0, 2 * margin + 1, (2, count, 1), device=x.device)
+    rows = torch.arange(height, device=x.device) + down  # (count, height)
+    columns = torch.arange(width, device=x.device).expand(count, -1)
+    mirrored = torch.rand(count, 1, device=x.device) < 0.5
+    columns = torch.where(mirrored, columns.flip(1), columns) + right
+    padded = F.pad(x, (margin,) * 4).permute(0, 2, 3, 1)
+    every = torch.arange(count, device=x.device)[:, None, None]
+    return padded[every, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A data set as tensors: example i is row rows[i] of x, which tasks and splits may share."""
+
+    x: Tensor  # (images, *raw shape), uint8 or float, as stored
+    y: Tensor  # (examples,), int64
+    task: TaskId  # of the whole split, or (examples,)
+    view: View
+    rows: Tensor  # (examples,), int64
+    augment: bool = False  # random crops and flips of what is trained on
+    staged: bool = False  # the images stay in the host's memory, and a Feed brings those of the next steps to the device
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def raw(self, index: Tensor) -> Tensor:
+        """The images with these numbers, as stored."""
+        rows = self.rows[index]
+        return (
+            self.x.index_select(0, rows.to(self.x.device)).to(rows.device) if self.staged else self.x.index_select(0, rows)
+        )
+
+    def inputs(self, index: Tensor, *, augment: bool = False) -> Tensor:
+        """The images with these numbers, as the network sees them."""
+        raw = self.raw(index)
+        return self.view(raw, self.task[index] if isinstance(self.task, Tensor) else None, augment=augment)
+
+    def take(self, index: Tensor, step: Tensor, steps: Tensor, batch: int) -> Batch:
+        """The batch of the examples with these numbers; `batch` is the size of a full one."""
+        task = self.task[index] if isinstance(self.task, Tensor) else self.task
+        x = self.inputs(index, augment=self.augment)
+        return Batch(x, self.y[index], task, step, steps, step * (batch / max(1, len(self))))
+
+    def part(self, index: Tensor) -> Self:
+        """Some of the examples, by number; the images are not copied."""
+        task = self.task[index] if isinstance(self.task, Tensor) else self.task
+        return replace(self, y=self.y[index], rows=self.rows[index], task=task)
+
+    @staticmethod
+    def join(splits: Sequence["Split"]) -> "Split":
+        """One split of many, one per task; images that several of them share are kept once."""
+        mixed = len({split.x.dtype for split in splits}) > 1
+        stores: dict[Place, tuple[int, Tensor]] = {}
+        first = 0
+        for split in splits:
+            if place(split.x) not in stores:
+                stores[place(split.x)] = (first, scaled(split.x) if mixed else split.x)
+                first += len(split.x)
+        width = max(x[0].numel() for _, x in stores.values())
+        tasks = [int(split.task) for split in splits]
+        count = max(tasks) + 1
+        shape = splits[0].view.shape
+        if any(split.view.shape != shape for split in splits):
+            raise ValueError(f"tasks of different image shapes can't be joined: {[s.view.shape for s in splits]}")
+        row = dict(zip(tasks, splits, strict=True))
+        views = [row.get(k, splits[0]).view for k in range(count)]
+        pixels = None
+        if any(view.pixels is not None for view in views):
+            plain = torch.arange(math.prod(shape), device=splits[0].y.device)[None]
+            pixels = torch.cat([plain if view.pixels is None else view.pixels for view in views])
+        flat = [x.flatten(1) for _, x in stores.values()]
+        return Split(
+            x=flat[0] if len(flat) == 1 else torch.cat([F.pad(x, (0, width - x.shape[1])) for x in flat]),
+            y=torch.cat([split.y for split in splits]),
+            task=torch.cat([torch.full_like(split.y, k) for k, split in zip(tasks, splits, strict=True)]),
+            view=View(shape, torch.cat([v.mean for v in views]), torch.cat([v.std for v in views]), pixels),
+            rows=torch.cat([split.rows + stores[place(split.x)][0] for split in splits]),
+            augment=splits[0].augment,
+            staged=splits[0].staged,
+        )
