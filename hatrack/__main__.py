@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from hatrack import __version__, demo, listing
-from hatrack.benchmarks import BENCHMARKS
+from hatrack import __version__, data_commands, demo, listing
+from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
 from hatrack.fleet import carry_out
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
-from hatrack.options import Parameter, check_value, choose, parameters
+from hatrack.options import Parameter, check_value, choose, nearest, parameters
 from hatrack.regime import Regime
 from hatrack.report import report as make_report
 from hatrack.report.tables import settings, terminal
@@ -42,6 +42,7 @@ def application(words: Sequence[str]) -> typer.Typer:
     app.command("run", help=_run_help(words))(_run_command(words))
     app.command("report")(_report)
     app.command("demo")(_demo)
+    app.add_typer(data_commands.app, name="data")
     return app
 
 
@@ -59,9 +60,22 @@ def _version(
     """Train one network on task after task without losing the earlier ones."""
 
 
-def _list(name: Annotated[str, typer.Argument(help="a method, benchmark or network, for its options")] = "") -> None:
-    """Methods, benchmarks and networks; or one of them with all its options."""
+def _list(
+    name: Annotated[str, typer.Argument(help="a method, benchmark or network, for its options")] = "",
+    seed: Annotated[int | None, typer.Option(help="of a benchmark's tasks (default 0)", min=0, metavar="N")] = None,
+    data: Annotated[str, typer.Option(help="of a benchmark's tasks: full or sample", metavar="NAME")] = "",
+) -> None:
+    """Methods, benchmarks and networks; or one of them with all its options, and the tasks of a benchmark."""
+    if name not in BENCHMARKS and (seed is not None or data):
+        raise ValueError(f"--seed and --data need the name of a benchmark, not {name!r}; {nearest(name, BENCHMARKS)}")
     Console().print(listing.entry(name) if name else listing.everything())
+    if name in BENCHMARKS:
+        try:
+            Console().print(listing.tasks(name, seed or 0, data))
+        except (OSError, ValueError) as error:
+            if seed is not None or data:
+                raise
+            print(f"The tasks can't be shown: {error}")
 
 
 def _report(
@@ -91,7 +105,7 @@ def _chosen(words: Sequence[str]) -> dict[str, tuple[str, Callable[..., Any]]]:
         raise ValueError("the names come first, then the options: hatrack run BENCHMARK METHOD ...")
     names = dict(zip(("benchmark", "method"), [w for w in words[1:3] if not w.startswith("-")], strict=False))
     if len(names) == 2:
-        names["network"] = "mlp"
+        names["network"] = DEFAULT_NETWORK.get(names["benchmark"], "")
         for place, word in enumerate(words):
             if word == "--network" and place + 1 < len(words):
                 names["network"] = words[place + 1]
@@ -137,7 +151,7 @@ def _run(
     benchmark: Annotated[str, typer.Argument(help="the task sequence")],
     method: Annotated[str, typer.Argument(help="the method")],
     chosen: dict[str, Any],
-    network: Annotated[str, typer.Option(help="the trunk", metavar="NAME")] = "mlp",
+    network: Annotated[str, typer.Option(help="the trunk (default: the benchmark's own)", metavar="NAME")] = "",
     seed: Annotated[int | None, typer.Option(help="the seed (default 0)", metavar="N")] = None,
     seeds: Annotated[str | None, typer.Option(help="several seeds: 0-4, or 0,3,7", metavar="RANGE")] = None,
     out: Annotated[Path, typer.Option(help="where records go")] = Path("runs"),

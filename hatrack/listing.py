@@ -8,10 +8,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hatrack.benchmarks import BENCHMARKS
+from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
 from hatrack.options import choose, parameters
+from hatrack.run import complete
 
 TABLES: dict[str, Mapping[str, Callable[..., Any]]]
 TABLES = {"method": METHODS, "benchmark": BENCHMARKS, "network": NETWORKS}
@@ -47,3 +48,20 @@ def entry(name: str) -> RenderableType:
         default = ",".join(map(str, p.default)) if isinstance(p.default, tuple) else str(p.default)
         table.add_row(f"--{p.name.replace('_', '-')}", default, Text(p.option.help + choices))
     return Group(Text(inspect.cleandoc(found.__doc__ or "")), "", table)
+
+
+def tasks(name: str, seed: int, data: str = "") -> RenderableType:
+    """The tasks of a benchmark, made for that seed; `data`: full or sample, empty for its default."""
+    sequence = BENCHMARKS[name]
+    made = sequence(seed, **complete(name, sequence, {"data": data} if data else {}))
+    title = (
+        f"{len(made)} tasks at seed {seed}, {sum(task.classes for task in made)} classes; network {DEFAULT_NETWORK[name]}"
+    )
+    columns = ("task", "name", "classes", "train", "valid", "test", "image")
+    table = Table(*columns, title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in (table.columns[k] for k in (0, 2, 3, 4, 5)):
+        column.justify = "right"
+    for task in made:
+        sizes = (f"{len(split):,}" for split in (task.train, task.valid, task.test))
+        table.add_row(str(task.index), Text(task.name), str(task.classes), *sizes, "x".join(map(str, task.shape)))
+    return Group("", table)

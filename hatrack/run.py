@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import hatrack
-from hatrack.benchmarks import BENCHMARKS
+from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
 from hatrack.evaluate import Score, evaluate, without_task_id
 from hatrack.method import Method
 from hatrack.methods import METHODS
@@ -36,7 +36,7 @@ class Run:
     benchmark: str
     method: str
     seed: int = 0
-    network: str = "mlp"
+    network: str = ""  # the benchmark's own
     heads: Annotated[Literal["multi", "shared"], Option("a head per task, or one that all tasks share")] = "multi"
     init: Annotated[Init, Option("initial weights: PyTorch's, or Xavier uniform with zero biases")] = "default"
     freeze: Annotated[str, Option("parts of the network that stay as they are: patterns of names, by commas")] = ""
@@ -52,6 +52,7 @@ class Run:
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be a whole number from 0, not {self.seed!r}")
         check(Run, vars(self))
+        object.__setattr__(self, "network", self.network or DEFAULT_NETWORK.get(self.benchmark, ""))
         tables: dict[str, Mapping[str, Callable[..., Any]]] = {
             "benchmark": BENCHMARKS,
             "network": NETWORKS,

@@ -1,6 +1,7 @@
 """Task sequences made from one set of handwritten digits: permuted, rotated, split into label groups."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -8,12 +9,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hatrack.benchmarks.sources import Data, Source, Valid, load
+from hatrack.benchmarks import sources
+from hatrack.benchmarks.sources import Data, Source, Valid
 from hatrack.options import Option, check
 from hatrack.task import Task, View, normal
 
+SHAPE = (1, 28, 28)
 MEAN, STD = 0.1307, 0.3081  # of the MNIST training set
 Tasks = Annotated[int, Option("how many tasks", low=1, high=1000)]
+First = Annotated[Literal["permuted", "plain"], Option("the first task: permuted as in 001, or plain as in 002 and 004")]
+Permutations = Annotated[
+    Literal["seed", "fresh"],
+    Option("decided by the seed; or drawn anew whenever the tasks are made, as in 004's code: such a run can't be repeated"),
+]
+Normalise = Annotated[
+    bool, Option("subtract MNIST's mean and divide by its deviation, as in 001; 002 and 004: pixels / 255")
+]
+ValidateOn = Annotated[
+    Literal["held-out", "train"],
+    Option("validate on the share that is held out; or, as in 001's code, on the training set itself, holding out nothing"),
+]
 
 
 def pmnist(
@@ -21,25 +36,36 @@ def pmnist(
     *,
     data: Data = "full",
     tasks: Tasks = 10,
-    first: Annotated[
-        Literal["permuted", "plain"], Option("the first task: permuted as in 001, or plain as in 002 and 004")
-    ] = "permuted",
+    first: First = "permuted",
+    permutations: Permutations = "seed",
+    normalise: Normalise = True,
     valid: Valid = 0.15,
+    validate_on: ValidateOn = "held-out",
 ) -> list[Task]:
-    """Permuted MNIST: every task shows the same digits with its pixels in another order (ten tasks in 001).
+    """Permuted MNIST: every task shows the same digits with its pixels in another order (001, ten tasks).
 
-    The permutations are those of the HAT paper's authors, as if no files were cached between seeds.
+    002 is `--tasks 5 --first plain --no-normalise --valid 0`; 004 is the same with `--tasks 20`.
+    The permutations of a seed are those of 001's code, as if it kept no files from one seed to the next.
     """
     check(pmnist, locals())
-    source = load("mnist", data)
-    ids = np.arange(tasks)
-    np.random.RandomState(seed).shuffle(ids)
-    order = [np.random.RandomState(int(ids[k]) * max(100, tasks) + k).permutation(784) for k in range(tasks)]
-    if first == "plain":
-        order[0] = np.arange(784)
-    maps = torch.from_numpy(np.stack(order))
-    names = ["plain" if first == "plain" and k == 0 else f"permuted {k}" for k in range(tasks)]
-    return [seen_through(source, maps[k], k, names[k], valid, seed) for k in range(tasks)]
+    maps = _orders(seed, tasks, math.prod(SHAPE), first, permutations)
+    held = valid if validate_on == "held-out" else 0.0
+    return _validated(_seen_through(maps, _names("permuted", tasks, first), data, normalise, held, seed), validate_on)
+
+
+def pmnist_blocks(
+    seed: int = 0,
+    *,
+    data: Data = "full",
+    tasks: Tasks = 5,
+    first: First = "plain",
+    normalise: Normalise = False,
+    valid: Valid = 0.0,
+) -> list[Task]:
+    """MNIST cut into 16 blocks of 7x7 pixels whose places are permuted (002, proposed for convolutional networks)."""
+    check(pmnist_blocks, locals())
+    maps = [blocks(order, SHAPE[1]) for order in _orders(seed, tasks, 16, first)]
+    return _seen_through(maps, _names("blocks", tasks, first), data, normalise, valid, seed)
 
 
 def rmnist(
@@ -47,14 +73,20 @@ def rmnist(
     *,
     data: Data = "full",
     tasks: Tasks = 20,
-    step: Annotated[float, Option("degrees from one task to the next", low=0, high=360)] = 10.0,
-    valid: Valid = 0.15,
+    step: Annotated[
+        float,
+        Option("degrees from one task to the next; 0: 180 / tasks, as in the code of 004's baselines", low=0, high=360),
+    ] = 10.0,
+    normalise: Normalise = False,
+    valid: Valid = 0.0,
 ) -> list[Task]:
-    """Rotated MNIST (004): task k is turned by k steps less a random part of one step."""
+    """Rotated MNIST (004): task k, from 0, is turned by k steps less a random part of one step."""
     check(rmnist, locals())
-    source = load("mnist", data)
+    step = step or 180 / tasks
     angles = np.arange(tasks) * step - np.random.RandomState(seed).uniform(0, step, tasks)
-    return [seen_through(source, rotation(a, 28), k, f"turned by {a:.1f}", valid, seed) for k, a in enumerate(angles)]
+    maps = [rotation(angle, SHAPE[1]) for angle in angles]
+    names = [f"turned by {angle:.1f}" for angle in angles]
+    return _seen_through(maps, names, data, normalise, valid, seed)
 
 
 def smnist(
@@ -63,32 +95,41 @@ def smnist(
     data: Data = "full",
     tasks: Annotated[Literal[2, 5], Option("two halves (0-4, 5-9: 001) or five pairs")] = 2,
     valid: Valid = 0.15,
+    validate_on: ValidateOn = "held-out",
 ) -> list[Task]:
-    """Split MNIST: the digits in order, as two tasks of five or five tasks of two."""
+    """Split MNIST: the digits in order, as two tasks of five (001) or five tasks of two."""
     check(smnist, locals())
-    source = load("mnist", data)
-    each = 10 // tasks
-    view = normal((1, 28, 28), MEAN, STD)
-    groups = [range(k * each, (k + 1) * each) for k in range(tasks)]
-    return [
-        label_group(source, group, k, f"digits {group[0]}-{group[-1]}", view, valid, seed) for k, group in enumerate(groups)
-    ]
+    source = sources.load("mnist", data)
+    view = normal(SHAPE, MEAN, STD)
+    held = valid if validate_on == "held-out" else 0.0
+    groups = enumerate(consecutive(10, 10 // tasks))
+    made = [label_group(source, group, k, f"digits {group[0]}-{group[-1]}", view, held, seed) for k, group in groups]
+    return _validated(made, validate_on)
 
 
-def seen_through(source: Source, pixels: Tensor, index: int, name: str, valid: float, seed: int) -> Task:
-    """The whole set as one task, each image seen through a map of its pixels; no image is copied."""
-    view = replace(normal((1, 28, 28), MEAN, STD), pixels=pixels[None])
-    return Task.build(index, name, source.classes, source.train, source.test, view, valid=valid, seed=seed)
+def consecutive(classes: int, each: int) -> list[range]:
+    """The labels in order, `each` to a group."""
+    return [range(low, low + each) for low in range(0, classes, each)]
 
 
-def label_group(source: Source, labels: range, index: int, name: str, view: View, valid: float, seed: int) -> Task:
-    """The images of some classes as one task, relabelled from 0; no image is copied."""
+def label_group(source: Source, labels: Sequence[int], index: int, name: str, view: View, valid: float, seed: int) -> Task:
+    """The images of some classes as one task, relabelled from 0 in the order of `labels`; no image is copied."""
+    new = torch.full((source.classes,), -1)
+    new[list(labels)] = torch.arange(len(labels))
     parts, rows = [], []
     for x, y in (source.train, source.test):
-        keep = ((y >= labels.start) & (y < labels.stop)).nonzero().flatten()
-        parts.append((x, y[keep] - labels.start))
+        keep = (new[y] >= 0).nonzero().flatten()
+        parts.append((x, new[y[keep]]))
         rows.append(keep)
     return Task.build(index, name, len(labels), parts[0], parts[1], view, valid=valid, seed=seed, keep=(rows[0], rows[1]))
+
+
+def blocks(order: Tensor, size: int) -> Tensor:
+    """The map of pixels that puts block order[i] of a square image where block i was; blocks are counted row by row."""
+    count = math.isqrt(len(order))
+    side = size // count
+    pixels = torch.arange(size * size).reshape(count, side, count, side).transpose(1, 2).reshape(-1, side, side)
+    return pixels[order].reshape(count, count, side, side).transpose(1, 2).flatten()
 
 
 def rotation(degrees: float, size: int) -> Tensor:
@@ -99,3 +140,36 @@ def rotation(degrees: float, size: int) -> Tensor:
     from_y = (math.sin(angle) * x + math.cos(angle) * y + centre).round().long()
     inside = (from_x >= 0) & (from_x < size) & (from_y >= 0) & (from_y < size)
     return torch.where(inside, from_y * size + from_x, -1).flatten()
+
+
+def _orders(seed: int, tasks: int, things: int, first: str, permutations: str = "seed") -> list[Tensor]:
+    """For every task an order of some things, by the rule of 001's code: number r_k * 100 + k, r a shuffle of the tasks."""
+    numbers = np.arange(tasks)
+    np.random.RandomState(seed).shuffle(numbers)
+    draws = [np.random.RandomState(int(r) * max(100, tasks) + k) for k, r in enumerate(numbers)]
+    if permutations == "fresh":
+        draws = [np.random.RandomState() for _ in numbers]
+    orders = [torch.from_numpy(draw.permutation(things)) for draw in draws]
+    return [torch.arange(things), *orders[1:]] if first == "plain" else orders
+
+
+def _names(kind: str, tasks: int, first: str) -> list[str]:
+    return ["plain" if first == "plain" and k == 0 else f"{kind} {k}" for k in range(tasks)]
+
+
+def _seen_through(
+    maps: Sequence[Tensor], names: Sequence[str], data: str, normalise: bool, valid: float, seed: int
+) -> list[Task]:
+    """The whole set as one task for each map of its pixels; no image is copied."""
+    source = sources.load("mnist", data)
+    plain = normal(SHAPE, MEAN, STD) if normalise else normal(SHAPE, 0.0, 1.0)
+    made = []
+    for k, (pixels, name) in enumerate(zip(maps, names, strict=True)):
+        view = replace(plain, pixels=pixels[None])
+        made.append(Task.build(k, name, source.classes, source.train, source.test, view, valid=valid, seed=seed))
+    return made
+
+
+def _validated(tasks: list[Task], on: str) -> list[Task]:
+    """The tasks, validated on what is held out or on their own training sets."""
+    return [replace(task, valid=task.train) for task in tasks] if on == "train" else tasks

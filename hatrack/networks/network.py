@@ -124,7 +124,9 @@ class Network(nn.Module):
         size, own = math.prod(images.shape[1:]), self.raw[row]
         if not (own == size).all():
             wanted = int(own[own != size][0])
-            raise ValueError(f"raw images of this task have {wanted} values each, not {size} (shape {tuple(images.shape[1:])})")
+            raise ValueError(
+                f"raw images of this task have {wanted} values each, not {size} (shape {tuple(images.shape[1:])})"
+            )
         return View(tuple(self.example.shape[1:]), self.mean, self.std, self.pixels)(images, row)
 
     def new_head(self, number: int, classes: int | None = None) -> nn.Linear:

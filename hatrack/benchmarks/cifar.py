@@ -1,0 +1,82 @@
+"""Task sequences made from the classes of CIFAR-10 and CIFAR-100, in colour, 32x32 pixels."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import numpy as np
+
+from hatrack.benchmarks import sources
+from hatrack.benchmarks.mnist import consecutive, label_group
+from hatrack.benchmarks.sources import Valid
+from hatrack.options import Option, check
+from hatrack.task import Task, View, normal
+
+SHAPE = (3, 32, 32)
+MEAN = (125.3 / 255, 123.0 / 255, 113.9 / 255)  # of CIFAR-10; 001's code uses them for CIFAR-100 too
+STD = (63.0 / 255, 62.1 / 255, 66.7 / 255)
+Augment = Annotated[bool, Option("random crops and flips of the training images; none of the papers uses them")]
+Group = tuple[str, Sequence[int]]  # a data set and some of its labels
+
+
+def cifar(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> list[Task]:
+    """Five tasks of 2 classes of CIFAR-10 and five of 20 classes of CIFAR-100, in the order of the seed (001 and 000).
+
+    The paper holds out 15 % for validation, its code 10 % (`--valid 0.1`).
+    """
+    check(cifar, locals())
+    groups: list[Group] = [("cifar10", labels) for labels in consecutive(10, 2)]
+    groups += [("cifar100", labels) for labels in consecutive(100, 20)]
+    order = np.arange(len(groups))
+    np.random.RandomState(seed).shuffle(order)
+    return _tasks([groups[number] for number in order.tolist()], normal(SHAPE, MEAN, STD), valid, augment, seed)
+
+
+def cifar10_5(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> list[Task]:
+    """CIFAR-10 as five tasks of 2 classes, in the order of the labels (003)."""
+    check(cifar10_5, locals())
+    groups: list[Group] = [("cifar10", labels) for labels in consecutive(10, 2)]
+    return _tasks(groups, normal(SHAPE, MEAN, STD), valid, augment, seed)
+
+
+def cifar100_5(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> list[Task]:
+    """CIFAR-100 as five tasks of 20 classes, in the order of the labels (003)."""
+    check(cifar100_5, locals())
+    groups: list[Group] = [("cifar100", labels) for labels in consecutive(100, 20)]
+    return _tasks(groups, normal(SHAPE, MEAN, STD), valid, augment, seed)
+
+
+def cifar100_20(
+    seed: int = 0,
+    *,
+    labels: Annotated[
+        Literal["consecutive", "random"],
+        Option("five classes per task: in the order of the labels as in 004's code, or drawn by the seed as 004 says"),
+    ] = "consecutive",
+    valid: Valid = 0.0,
+    augment: Augment = False,
+) -> list[Task]:
+    """CIFAR-100 as twenty tasks of 5 classes, pixels / 255 and no more, nothing held out for validation (004)."""
+    check(cifar100_20, locals())
+    order = np.random.RandomState(seed).permutation(100) if labels == "random" else np.arange(100)
+    groups: list[Group] = [("cifar100", group) for group in order.reshape(20, 5).tolist()]
+    return _tasks(groups, normal(SHAPE, 0.0, 1.0), valid, augment, seed)
+
+
+def _tasks(groups: Sequence[Group], view: View, valid: float, augment: bool, seed: int) -> list[Task]:
+    sources.require(*sorted({name for name, _ in groups}))
+    made = []
+    for k, (name, labels) in enumerate(groups):
+        made.append(label_group(sources.load(name), labels, k, f"{name} {_span(labels)}", view, valid, seed))
+    return augmented(made) if augment else made
+
+
+def augmented(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, trained on random crops and flips of their images."""
+    return [replace(task, train=replace(task.train, augment=True)) for task in tasks]
+
+
+def _span(labels: Sequence[int]) -> str:
+    """20-39, or 3,14,15,92,65."""
+    together = list(labels) == list(range(labels[0], labels[0] + len(labels)))
+    return f"{labels[0]}-{labels[-1]}" if together else ",".join(map(str, labels))

@@ -1,0 +1,92 @@
+"""Numeric arrays from a MATLAB 5 file, as far as SVHN's files need it: real, little-endian, compressed or not.
+
+The format: https://www.mathworks.com/help/pdf_doc/matlab/matfile_format.pdf. An element is a tag (type, size) and data,
+filled up to eight bytes; up to four bytes of data fit into the tag itself. A matrix is an element of four elements:
+flags, dimensions, name and numbers.
+"""
+
+import math
+import struct
+import zlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MATRIX, COMPRESSED = 14, 15
+NUMBERS = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
+NUMERIC = range(6, 16)  # the classes of matrix that hold numbers
+IS_COMPLEX = 0x800
+
+
+def read(path: Path, wanted: Collection[str], limit: int) -> dict[str, np.ndarray[Any, Any]]:
+    """The matrices with the wanted names, none of which may have more than `limit` bytes."""
+    found = {}
+    for element in _matrices(path, limit + 1000):
+        name, numbers = _matrix(element, wanted)
+        if numbers is not None:
+            found[name] = numbers
+    if missing := sorted(set(wanted) - set(found)):
+        raise ValueError(f"{path} has no array {missing[0]!r}")
+    return found
+
+
+def _matrices(path: Path, limit: int) -> Iterator[memoryview]:
+    with path.open("rb") as file:
+        if file.read(128)[124:] != b"\x00\x01IM":
+            raise ValueError(f"{path} is not a MATLAB 5 file")
+        left = path.stat().st_size - 128
+        while left >= 8:
+            kind, size = struct.unpack("<II", file.read(8))
+            left -= 8 + size
+            if left < 0:
+                raise ValueError(f"{path} ends too early")
+            data = memoryview(file.read(size))
+            if kind == COMPRESSED:
+                kind, _, data = next(_elements(_inflate(path, data, limit)))
+            if kind == MATRIX:
+                yield data
+
+
+def _inflate(path: Path, data: memoryview, limit: int) -> memoryview:
+    inflater = zlib.decompressobj()
+    result = inflater.decompress(data, limit)
+    if not inflater.eof:
+        raise ValueError(f"{path} has an array that is broken, or larger than the whole set could be")
+    return memoryview(result)
+
+
+def _elements(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    at = 0
+    while at + 8 <= len(data):
+        kind, size = struct.unpack_from("<II", data, at)
+        if kind >> 16:  # small: size and type share four bytes, the data the next four
+            kind, size = kind & 0xFFFF, kind >> 16
+            start, step = at + 4, 8
+        else:
+            start, step = at + 8, 8 + -(-size // 8) * 8
+        if start + size > len(data):
+            raise ValueError("an array ends too early")
+        yield kind, size, data[start : start + size]
+        at += step
+
+
+def _matrix(data: memoryview, wanted: Collection[str]) -> tuple[str, np.ndarray[Any, Any] | None]:
+    elements = _elements(data)
+    try:
+        flags, shape, name = (bytes(next(elements)[2]) for _ in range(3))
+        title = name.decode("ascii", "replace")
+        if title not in wanted:
+            return title, None
+        kind, _, numbers = next(elements)
+        (flag,) = struct.unpack_from("<I", flags)
+        dimensions = [int(n) for n in np.frombuffer(shape, "<i4")]
+    except (StopIteration, struct.error):
+        raise ValueError("an array ends too early") from None
+    if flag & 0xFF not in NUMERIC or flag & IS_COMPLEX or kind not in NUMBERS:
+        raise ValueError(f"array {title!r} does not hold real numbers")
+    values = np.frombuffer(numbers, NUMBERS[kind])
+    if min(dimensions) < 0 or math.prod(dimensions) != len(values):
+        raise ValueError(f"array {title!r} has {len(values)} numbers, but is said to be of shape {tuple(dimensions)}")
+    return title, values.reshape(dimensions, order="F")

@@ -1,0 +1,105 @@
+"""Task sequences that mix data sets: the eight of HAT (001), and a small one of digits and clothes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from hatrack.benchmarks import sources
+from hatrack.benchmarks.cifar import MEAN as CIFAR_MEAN
+from hatrack.benchmarks.cifar import STD as CIFAR_STD
+from hatrack.benchmarks.cifar import Augment, augmented
+from hatrack.benchmarks.mnist import MEAN, STD, label_group
+from hatrack.benchmarks.sources import Data, Valid
+from hatrack.options import check
+from hatrack.task import Task, View, normal
+
+COLOUR = (3, 32, 32)
+
+
+class Norm(NamedTuple):
+    """Mean and standard deviation of a training set's scaled images: one number, or one per channel."""
+
+    mean: float | Sequence[float]
+    std: float | Sequence[float]
+
+
+NORMS = {  # of images seen as 3x32x32; docs/benchmarks.md says where each comes from
+    "cifar10": Norm(CIFAR_MEAN, CIFAR_STD),
+    "cifar100": Norm(CIFAR_MEAN, CIFAR_STD),
+    "mnist": Norm(0.1, 0.2752),
+    "svhn": Norm((0.4377, 0.4438, 0.4728), (0.198, 0.201, 0.197)),
+    "fashion-mnist": Norm(0.2190, 0.3318),
+    "gtsrb": Norm((0.3398, 0.3117, 0.3210), (0.2755, 0.2647, 0.2712)),
+    "facescrub": Norm((0.5163, 0.5569, 0.4695), (0.2307, 0.2272, 0.2479)),
+    "notmnist": Norm(0.4254, 0.4501),
+    "emnist-letters": Norm(0.1319, 0.2986),
+    "caltech101": Norm((0.5472, 0.5299, 0.5026), (0.2929, 0.2867, 0.3012)),
+}
+PAPER = ("cifar10", "cifar100", "mnist", "svhn", "fashion-mnist", "gtsrb", "facescrub", "notmnist")  # 0 to 7 in 001's code
+OPEN = {"svhn": "emnist-letters", "facescrub": "caltech101"}  # what stands in for what
+
+
+def mixture(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> list[Task]:
+    """The eight image sets of HAT (001), each a task, in the random order of the seed."""
+    check(mixture, locals())
+    return _whole_sets(PAPER, valid, augment, seed)
+
+
+def mixture_open(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> list[Task]:
+    """As mixture, with EMNIST letters in place of SVHN and Caltech-101 in place of FaceScrub, which is not free."""
+    check(mixture_open, locals())
+    return _whole_sets([OPEN.get(name, name) for name in PAPER], valid, augment, seed)
+
+
+def digits_and_clothes(seed: int = 0, *, data: Data = "full", valid: Valid = 0.15) -> list[Task]:
+    """Six tasks that alternate between three digits of MNIST and three kinds of clothes of Fashion-MNIST."""
+    check(digits_and_clothes, locals())
+    kinds = {"digits": ("mnist", MEAN, STD), "clothes": ("fashion-mnist", 0.2860, 0.3530)}
+    sources.require("mnist", "fashion-mnist", data=data)
+    tasks: list[Task] = []
+    for group in (range(3), range(3, 6), range(6, 9)):
+        for kind, (name, mean, std) in kinds.items():
+            view, title = normal((1, 28, 28), mean, std), f"{kind} {group[0]}-{group[-1]}"
+            tasks.append(label_group(sources.load(name, data), group, len(tasks), title, view, valid, seed))
+    return tasks
+
+
+def in_colour(shape: Sequence[int], norm: Norm) -> View:
+    """The view of gray or colour images as 3x32x32: gray on all three channels, small ones in a black frame."""
+    view = normal(COLOUR, *norm)
+    if tuple(shape) == COLOUR:
+        return view
+    _, height, width = shape
+    top, left = (COLOUR[1] - height) // 2, (COLOUR[2] - width) // 2
+    pixels = torch.full(COLOUR, -1)
+    pixels[:, top : top + height, left : left + width] = torch.arange(math.prod(shape)).reshape(*shape)
+    return replace(view, pixels=pixels.reshape(1, -1))
+
+
+def measured(name: str) -> Norm:
+    """Mean and standard deviation per channel of a training set as the network would see it; docs/benchmarks.md uses it."""
+    images = sources.load(name).train[0]
+    view = in_colour(images.shape[1:], Norm(0.0, 1.0))
+    sums = torch.zeros(2, COLOUR[0], dtype=torch.float64)
+    for part in torch.split(images, 1000):
+        x = view(part).double()
+        sums += torch.stack([x.sum((0, 2, 3)), x.square().sum((0, 2, 3))])
+    mean, square = sums / (len(images) * COLOUR[1] * COLOUR[2])
+    return Norm(mean.tolist(), (square - mean.square()).sqrt().tolist())
+
+
+def _whole_sets(names: Sequence[str], valid: float, augment: bool, seed: int) -> list[Task]:
+    """Each set as one task, in the order of the seed."""
+    sources.require(*names)
+    order = np.arange(len(names))
+    np.random.RandomState(seed).shuffle(order)
+    tasks = []
+    for k, name in enumerate(names[number] for number in order.tolist()):
+        source = sources.load(name)
+        view = in_colour(source.train[0].shape[1:], NORMS[name])
+        tasks.append(Task.build(k, name, source.classes, source.train, source.test, view, valid=valid, seed=seed))
+    return augmented(tasks) if augment else tasks

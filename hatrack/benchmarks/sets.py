@@ -1,0 +1,182 @@
+"""The image sets of the papers, written out: what each holds, where it lies, its checksums and its licence.
+
+Checksums are md5 because that is what their publishers and torchvision list. Those of MNIST, Fashion-MNIST, EMNIST, SVHN and
+the two GTSRB test files are torchvision's; CIFAR's are those of its home page. Those of the GTSRB training images, of
+notMNIST and of caltech-101.zip (torchvision takes other archives, or none) are the values on which several public loaders
+agree. None could be compared with the files themselves, because nothing was downloaded when this was written.
+All sizes are those of the published files. Licences are as far as known; the page of the source decides.
+The digests are sha256 over the arrays (see `cache.digest`), computed from complete sets in their canonical order; the other
+sets have none, so their counts and labels are checked instead.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class File(NamedTuple):
+    """One published file. The same bytes may lie at several addresses, which are tried in turn."""
+
+    name: str
+    md5: str
+    size: int  # bytes
+    bases: tuple[str, ...]  # addresses that end in /, under which the name lies
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """An image set as it is kept: gray images are 28 x 28, colour images 32 x 32 x 3."""
+
+    title: str
+    classes: int
+    shape: tuple[int, ...]
+    train: int  # images of the complete set
+    test: int
+    home: str
+    licence: str
+    files: tuple[File, ...] = ()
+    digest: str = ""
+    held: float = 0.1  # share of every class that becomes the test set, where a copy has no test set of its own
+
+    @property
+    def size(self) -> int:
+        """Bytes to download."""
+        return sum(file.size for file in self.files)
+
+
+GRAY, COLOUR = (28, 28), (32, 32, 3)
+MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+FASHION = (
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+)
+EMNIST = ("https://biometrics.nist.gov/cs_links/EMNIST/",)
+CIFAR = ("https://www.cs.toronto.edu/~kriz/",)
+SVHN = ("http://ufldl.stanford.edu/housenumbers/",)
+GTSRB = ("https://sid.erda.dk/public/archives/daaeac0d7ce1152aea9b61d9f1e19370/",)
+NOTMNIST = ("http://yaroslavvb.com/upload/notMNIST/", "https://commondatastorage.googleapis.com/books1000/")
+CALTECH = ("https://data.caltech.edu/records/mzrjq-6wc02/files/",)
+
+SETS = {
+    "mnist": DataSet(
+        "MNIST handwritten digits",
+        10,
+        GRAY,
+        60_000,
+        10_000,
+        "https://yann.lecun.com/exdb/mnist/",
+        "CC BY-SA 3.0 (LeCun, Cortes, Burges)",
+        (
+            File("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422, MNIST),
+            File("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432", 28_881, MNIST),
+            File("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3", 1_648_877, MNIST),
+            File("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c", 4_542, MNIST),
+        ),
+        "e5ea4841dd6fde90b155843179ce5756a4864227194eec7fb09d7cfc4cf702a5",
+    ),
+    "fashion-mnist": DataSet(
+        "Fashion-MNIST clothes",
+        10,
+        GRAY,
+        60_000,
+        10_000,
+        "https://github.com/zalandoresearch/fashion-mnist",
+        "MIT (Zalando)",
+        (
+            File("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880, FASHION),
+            File("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe", 29_515, FASHION),
+            File("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79", 4_422_102, FASHION),
+            File("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310", 5_148, FASHION),
+        ),
+        "8294d2ca571ee42977a0b2dbf2f2f22ac6655a869e4497e2cd010da5acf40c92",
+    ),
+    "notmnist": DataSet(  # 18,726 files, of which two are empty; it has no split of its own
+        "notMNIST (small): letters A to J of many fonts",
+        10,
+        GRAY,
+        16_854,
+        1_870,
+        "https://yaroslavvb.blogspot.com/2011/09/notmnist-dataset.html",
+        "none stated (Bulatov)",
+        (File("notMNIST_small.tar.gz", "c9890a473a9769fda4bdf314aaf500dd", 8_458_043, NOTMNIST),),
+    ),
+    "cifar10": DataSet(
+        "CIFAR-10 objects",
+        10,
+        COLOUR,
+        50_000,
+        10_000,
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        "none stated (Krizhevsky)",
+        (File("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171, CIFAR),),
+        "1eb24bd58cf3ed1d84d7cbfb87e7c4564b62f3a6170140335ca678b272e89369",
+    ),
+    "cifar100": DataSet(
+        "CIFAR-100 objects, fine labels",
+        100,
+        COLOUR,
+        50_000,
+        10_000,
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        "none stated (Krizhevsky)",
+        (File("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 168_513_733, CIFAR),),
+    ),
+    "svhn": DataSet(
+        "SVHN house numbers, cropped digits",
+        10,
+        COLOUR,
+        73_257,
+        26_032,
+        "http://ufldl.stanford.edu/housenumbers/",
+        "non-commercial use (Netzer et al.)",
+        (
+            File("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373", 182_040_794, SVHN),
+            File("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3", 64_275_384, SVHN),
+        ),
+    ),
+    "gtsrb": DataSet(  # torchvision's training archive is another one, with 26,640 images
+        "GTSRB traffic signs, whole frames",
+        43,
+        COLOUR,
+        39_209,
+        12_630,
+        "https://benchmark.ini.rub.de/gtsrb_dataset.html",
+        "none stated (Stallkamp et al.)",
+        (
+            File("GTSRB_Final_Training_Images.zip", "f33fd80ac59bff73c82d25ab499e03a3", 276_294_756, GTSRB),
+            File("GTSRB_Final_Test_Images.zip", "c7e4e6327067d32654124b0fe9e82185", 88_978_620, GTSRB),
+            File("GTSRB_Final_Test_GT.zip", "fe31e9c9270bbcd7b84b7f21a9d9d9e5", 99_620, GTSRB),
+        ),
+    ),
+    "facescrub": DataSet(  # published as a list of addresses only
+        "FaceScrub, 100 people",
+        100,
+        COLOUR,
+        20_600,
+        2_289,
+        "http://vintage.winklerbros.net/facescrub.html",
+        "non-commercial research, on request (Ng, Winkler)",
+    ),
+    "emnist-letters": DataSet(
+        "EMNIST handwritten letters",
+        26,
+        GRAY,
+        124_800,
+        20_800,
+        "https://www.nist.gov/itl/products-and-services/emnist-dataset",
+        "none stated (NIST; Cohen et al.)",
+        (File("gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e", 561_753_746, EMNIST),),
+    ),
+    "caltech101": DataSet(  # it has no split of its own
+        "Caltech-101 objects, without the background class",
+        101,
+        COLOUR,
+        6_941,
+        1_736,
+        "https://data.caltech.edu/records/mzrjq-6wc02",
+        "CC BY 4.0 (Li, Andreeto, Ranzato, Perona)",
+        (File("caltech-101.zip", "3138e1922a9193bfa496528edbbc45d0", 137_414_764, CALTECH),),
+        held=0.2,
+    ),
+}
+SAMPLES = ("mnist", "fashion-mnist")  # of these a small part ships with the package
+PARTS = {"svhn-part": "svhn"}  # a file of this name holds only some of the set
