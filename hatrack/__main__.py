@@ -176,10 +176,13 @@ def _carry_out(runs: Sequence[Run], out: Path, again: bool, device: str, paralle
         raise ValueError(f"--parallel must be at least 1, not {parallel}")
     if parallel > 1 and device != "cpu":
         raise ValueError("--parallel runs processes side by side on a CPU; with --device cuda it must be 1")
+    there = 0 if again else sum((out / f"{spec.name}.json").exists() for spec in runs)
     records = carry_out(runs, out, again=again, device=device, parallel=parallel)
     for setting in settings(records):
         Console().print(terminal(setting))
     print(f"{len(records)} {'record' if len(records) == 1 else 'records'} in {out}; a page of them: hatrack report {out}")
+    if there:
+        print(f"{there} of them {'was' if there == 1 else 'were'} there already and not run again; --again does")
 
 
 def _option(parameter: Parameter, panel: str) -> inspect.Parameter:

@@ -24,9 +24,11 @@ def carry_out(
 ) -> list[Record]:
     """All the records, in the order of the runs; with progress on a terminal."""
     with Display(len(runs)) as display:
-        if min(parallel, len(runs)) < 2:
+        missing = [spec for spec in runs if again or not (out / f"{spec.name}.json").exists()]
+        workers = min(parallel, len(missing))
+        if workers < 2:
             return [_one(spec, number, out, again, device, display) for number, spec in enumerate(runs)]
-        return _side_by_side(runs, out, again, device, min(parallel, len(runs)), display)
+        return _side_by_side(runs, out, again, device, workers, display)
 
 
 def _one(spec: Run, number: int, out: Path, again: bool, device: str, display: Display) -> Record:

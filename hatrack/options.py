@@ -57,8 +57,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """The end of an error message: the closest of the valid names, then all of them."""
     names = {known.casefold(): known for known in sorted(names)}
     close = difflib.get_close_matches(name.casefold(), names, n=1)
-    hint = f"did you mean {names[close[0]]!r}? " if close else ""
-    return hint + f"There are: {', '.join(names.values()) or 'none'}"
+    hint = f"did you mean {names[close[0]]!r}? There are: " if close else "there are: "
+    return hint + f"{', '.join(names.values()) or 'none'}"
 
 
 def choose(kind: str, name: str, table: Mapping[str, T]) -> T:

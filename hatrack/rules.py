@@ -20,6 +20,11 @@ READS = {  # operations that wait for a value, or whose result's shape depends o
     aten.masked_select.default: "has a result whose shape depends on values (masked_select)",
     aten.equal.default: "reads a tensor's value (torch.equal)",
     aten._unique2.default: "has a result whose shape depends on values (unique)",
+    aten.unique_dim.default: "has a result whose shape depends on values (unique)",
+    aten.unique_consecutive.default: "has a result whose shape depends on values (unique_consecutive)",
+    aten.bincount.default: "has a result whose shape depends on values (bincount)",
+    aten.repeat_interleave.Tensor: "has a result whose shape depends on values (repeat_interleave by a tensor)",
+    aten.allclose.default: "reads a tensor's value (torch.allclose)",
     aten.lift_fresh.default: "makes a tensor from Python data (torch.tensor, torch.as_tensor)",
 }
 LEAVES_TORCH = {
@@ -27,8 +32,14 @@ LEAVES_TORCH = {
     Tensor.numpy: "reads tensor values (.numpy())",
     Tensor.__array__: "reads tensor values (a numpy call on a tensor)",
     Tensor.cpu: "copies from the device to the host (.cpu())",
+    torch.frombuffer: "makes a tensor from Python data (torch.frombuffer)",
+    torch.manual_seed: "seeds a generator, which a recorded step would not do again",
     torch.from_numpy: "makes a tensor from Python data (torch.from_numpy)",
 }
+
+
+MASKABLE = (aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
+MODULE = set(vars(nn.Module()))  # what every module has
 
 
 class RuleBroken(AssertionError):  # noqa: N818
@@ -39,9 +50,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in READS:
             raise RuleBroken(f"the step {READS[func]}")
-        if func in (aten.index.Tensor, aten.index_put_.default) and any(
-            i is not None and i.dtype == torch.bool for i in args[1]
-        ):
+        if func in MASKABLE and any(i is not None and i.dtype == torch.bool for i in args[1]):
             raise RuleBroken("the step uses a mask as an index, so that a shape depends on values; use torch.where")
         return func(*args, **(kwargs or {}))
 
@@ -67,10 +76,20 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     found = {}
     for name, part in module.named_modules():
         for key, value in vars(part).items():
-            if not key.startswith("_"):
-                plain = isinstance(value, bool | int | float | str | tuple | None)
-                found[f"{name}.{key}".lstrip(".")] = value if plain else id(value)
+            if key not in MODULE - {"training"}:
+                found[f"{name}.{key}".lstrip(".")] = _content(value)
     return found
+
+
+def _content(value: Any) -> Any:
+    """Plain values as they are, those in lists and dictionaries too; of anything else, which object it is."""
+    if isinstance(value, list | tuple):
+        return [_content(v) for v in value]
+    if isinstance(value, dict):
+        return {key: _content(v) for key, v in value.items()}
+    if isinstance(value, Tensor):
+        return id(value), value.data_ptr()
+    return value if isinstance(value, bool | int | float | str | None) else id(value)
 
 
 @contextmanager

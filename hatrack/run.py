@@ -15,6 +15,7 @@ import torch
 
 import hatrack
 from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
+from hatrack.benchmarks.own import fingerprint
 from hatrack.evaluate import Score, evaluate, without_task_id
 from hatrack.method import Method
 from hatrack.methods import METHODS
@@ -49,7 +50,7 @@ class Run:
     method_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**31:
+        if type(self.seed) is not int or not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be a whole number from 0, not {self.seed!r}")
         check(Run, vars(self))
         object.__setattr__(self, "network", self.network or DEFAULT_NETWORK.get(self.benchmark, ""))
@@ -68,6 +69,8 @@ class Run:
     def spec(self) -> dict[str, Any]:
         """Everything that decides the outcome, as JSON can hold it."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.benchmark == "own":  # a file's name does not say what is in it
+            plain["data_digest"] = fingerprint(self.benchmark_options["tasks"])
         result: dict[str, Any] = clean({**plain, "regime": dataclasses.asdict(self.regime)})
         return result
 

@@ -49,7 +49,7 @@ class View:
     std: Tensor
     pixels: Tensor | None = None  # (rows, pixels), int64; None: as they lie
 
-    def __call__(self, raw: Tensor, row: Tensor | None = None, *, augment: bool = False) -> Tensor:
+    def __call__(self, raw: Tensor, row: Tensor | None = None, crops: Tensor | None = None) -> Tensor:
         """Images (batch, *shape) as the network sees them; `row` says whose view each example takes."""
         x = raw.flatten(1)
         if self.pixels is not None:
@@ -57,22 +57,30 @@ class View:
             index = pixels.clamp(min=0)
             x = (x.index_select(1, index) if row is None else x.gather(1, index)).masked_fill(pixels < 0, 0)
         x = scaled(x.reshape(len(x), *self.shape))
-        if augment:
-            x = crop_and_flip(x)
+        if crops is not None:
+            x = crop_and_flip(x, crops)
         mean, std = (t[row] if row is not None else t for t in (self.mean, self.std))
         dims = (-1, mean.shape[1]) + (1,) * (len(self.shape) - 1)
         return x.sub(mean.view(dims)).div(std.view(dims))
 
 
-def crop_and_flip(x: Tensor, margin: int = 4) -> Tensor:
-    """Every image moved by up to `margin` pixels each way (blank beyond the edge) and mirrored half of the time."""
+MARGIN = 4  # the pixels by which a crop may be off the centre
+
+
+def draw_crops(count: int, source: torch.Generator) -> Tensor:
+    """For every image: how far down and right it is moved, and whether it is mirrored; (count, 3), int64."""
+    moves = torch.randint(0, 2 * MARGIN + 1, (count, 2), generator=source)
+    return torch.cat([moves, torch.randint(0, 2, (count, 1), generator=source)], 1)
+
+
+def crop_and_flip(x: Tensor, crops: Tensor) -> Tensor:
+    """Every image moved by up to MARGIN pixels each way (blank beyond the edge) and perhaps mirrored."""
     count, _, height, width = x.shape
-    down, right = torch.randint(0, 2 * margin + 1, (2, count, 1), device=x.device)
+    down, right, mirrored = crops[:, :, None].unbind(1)  # (count, 1) each
     rows = torch.arange(height, device=x.device) + down  # (count, height)
     columns = torch.arange(width, device=x.device).expand(count, -1)
-    mirrored = torch.rand(count, 1, device=x.device) < 0.5
-    columns = torch.where(mirrored, columns.flip(1), columns) + right
-    padded = F.pad(x, (margin,) * 4).permute(0, 2, 3, 1)
+    columns = torch.where(mirrored > 0, columns.flip(1), columns) + right
+    padded = F.pad(x, (MARGIN,) * 4).permute(0, 2, 3, 1)
     every = torch.arange(count, device=x.device)[:, None, None]
     return padded[every, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
@@ -87,6 +95,7 @@ class Split:
     view: View
     rows: Tensor  # (examples,), int64
     augment: bool = False  # random crops and flips of what is trained on
+    crops: Tensor | None = None  # (examples, 3): those of this epoch, drawn anew by the trainer
     staged: bool = False  # the images stay in the host's memory, and a Feed brings those of the next steps to the device
 
     def __len__(self) -> int:
@@ -99,15 +108,14 @@ class Split:
             self.x.index_select(0, rows.to(self.x.device)).to(rows.device) if self.staged else self.x.index_select(0, rows)
         )
 
-    def inputs(self, index: Tensor, *, augment: bool = False) -> Tensor:
+    def inputs(self, index: Tensor, crops: Tensor | None = None) -> Tensor:
         """The images with these numbers, as the network sees them."""
-        raw = self.raw(index)
-        return self.view(raw, self.task[index] if isinstance(self.task, Tensor) else None, augment=augment)
+        return self.view(self.raw(index), self.task[index] if isinstance(self.task, Tensor) else None, crops)
 
     def take(self, index: Tensor, step: Tensor, steps: Tensor, batch: int) -> Batch:
         """The batch of the examples with these numbers; `batch` is the size of a full one."""
         task = self.task[index] if isinstance(self.task, Tensor) else self.task
-        x = self.inputs(index, augment=self.augment)
+        x = self.inputs(index, None if self.crops is None else self.crops[index])
         return Batch(x, self.y[index], task, step, steps, step * (batch / max(1, len(self))))
 
     def part(self, index: Tensor) -> Self:

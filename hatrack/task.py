@@ -26,6 +26,10 @@ class Task:
     valid: Split
     test: Split
 
+    def __repr__(self) -> str:
+        sizes = f"{len(self.train)} + {len(self.valid)} + {len(self.test)} images of {self.shape}"
+        return f"Task({self.index}, {self.name!r}, {self.classes} classes, {sizes})"
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one image, as the network sees it."""
@@ -55,6 +59,8 @@ class Task:
         if not 0 <= valid < 1:
             raise ValueError(f"valid must be a share from 0 to below 1, not {valid!r}")
         index = operator.index(index)
+        if index < 0:
+            raise ValueError(f"the number of a task counts from 0, not {index}")
         train = store(f"task {name!r}, training", x_train, y_train)
         test = store(f"task {name!r}, test", x_test, y_test)
         if train[0].shape[1:] != test[0].shape[1:]:

@@ -16,7 +16,8 @@ from hatrack.method import Method
 from hatrack.regime import Pace, Regime
 from hatrack.rules import watched
 from hatrack.seeds import derive, generator, seeded
-from hatrack.task import Split, Task
+from hatrack.split import Split, draw_crops
+from hatrack.task import Task
 
 
 class Diverged(ArithmeticError):  # noqa: N818
@@ -110,7 +111,10 @@ class Course:
         if not self.weights:
             raise ValueError(f"task {task.name!r}: the method has no parameter to train")
         self.optimizers = Optimizers(regime, list(self.weights.values()), plain)
-        self.feed = Feed(task.train, regime.batch)
+        crops = (
+            torch.zeros(len(task.train), 3, dtype=torch.int64, device=task.train.y.device) if task.train.augment else None
+        )
+        self.feed = Feed(replace(task.train, crops=crops), regime.batch)
         self.step = make_step(method, self.feed.split, regime, self.optimizers)
         self.pace = Pace(regime)
         self.fitted = Fitted(task.index)
@@ -139,6 +143,8 @@ class Course:
         self.method.train()
         with seeded(self.seed, "dropout", number):
             order = torch.randperm(len(self.task.train), generator=generator(self.seed, "batches", number)).to(device)
+            if self.feed.split.crops is not None:
+                self.feed.split.crops.copy_(draw_crops(len(order), generator(self.seed, "crops", number)))
             places = torch.arange(math.ceil(len(order) / self.regime.batch), device=device)
             total = torch.zeros((), dtype=torch.float64, device=device)
             for place, index in zip(places, self.feed(order), strict=True):
@@ -186,6 +192,7 @@ class Trainer:
 
     def start(self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any) -> Course:
         """A fit, ready for its first epoch."""
+        method.net.expect(task.index, task.name, task.classes, task.shape)
         regime = replace(self.regime.at(task.index), **changes)
         if isinstance(task.train.task, int):
             method.net.remember(task.index, task.train.view, task.train.x[0].numel())
@@ -195,7 +202,7 @@ class Trainer:
         course = Course(method, task, regime, plain or {}, derive(self.seed, "task", task.index, "fit", number))
         for name, parameter in course.weights.items() if regime.keep_state else ():
             if name in past.kept:
-                course.optimizers.main.state[parameter] = past.kept[name]
+                course.optimizers.main.state[parameter] = {k: v.clone() for k, v in past.kept[name].items()}
         if self.watch:
             course.step = watched(course.step, method, course.optimizers.all)
         self.fits.append(course.fitted)
@@ -205,11 +212,17 @@ class Trainer:
         self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any
     ) -> Fitted:
         """See `method.Fit`. The method ends up with its best weights on validation data, or the last if there is none."""
+        before = {key: value.clone() for key, value in method.state_dict().items()}
         course = self.start(method, task, plain=plain, **changes)
-        while not course.over:
-            course.epoch()
-            if self.progress:
-                self.progress(Moment(task, len(method.net.classes), course.regime, course.fitted))
+        try:
+            while not course.over:
+                course.epoch()
+                if self.progress:
+                    self.progress(Moment(task, len(method.net.classes), course.regime, course.fitted))
+        except BaseException:
+            course.best = before  # a fit that fails leaves the method as it was
+            course.close()
+            raise
         if course.regime.keep_state:
             state = course.optimizers.main.state
             self.past[method].kept.update({name: dict(state[p]) for name, p in course.weights.items()})

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+LAYERS = {nn.Linear: 2, nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}  # with the dimensions of the batch they take
 # Modules without parameters that treat every channel by itself, so that a channel's unit stays known behind them.
 ELEMENTWISE = (
     nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign,
     nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Tanhshrink, nn.Softshrink, nn.Hardshrink,
 )  # fmt: skip
-POOLING = (
-    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
-    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
-)  # fmt: skip
+POOLING = {
+    nn.MaxPool1d: 3, nn.MaxPool2d: 4, nn.MaxPool3d: 5, nn.AvgPool1d: 3, nn.AvgPool2d: 4, nn.AvgPool3d: 5,
+    nn.AdaptiveAvgPool1d: 3, nn.AdaptiveAvgPool2d: 4, nn.AdaptiveAvgPool3d: 5,
+    nn.AdaptiveMaxPool1d: 3, nn.AdaptiveMaxPool2d: 4, nn.AdaptiveMaxPool3d: 5,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,31 +58,49 @@ class Units:
         x = example
         with torch.no_grad():
             for name, module in _leaves(trunk, ""):
-                self._chain.append((module, labels if isinstance(module, LAYERS) else None))
+                self._chain.append((module, labels if type(module) in LAYERS else None))
                 labels = self._behind(name, module, x, labels)
                 x = module(x)
         trunk.train(mode)
         if labels is None:
             raise ValueError("the trunk has no linear or convolutional layer whose units could be gated")
         self.features = labels  # the unit of every feature
+        self._agrees(trunk, example)
+
+    @torch.no_grad()
+    def _agrees(self, trunk: nn.Module, example: Tensor) -> None:
+        """With every gate open the network must be the user's: a last check that nothing was passed over."""
+        mode = trunk.training
+        trunk.eval()
+        same = torch.equal(
+            self.run(example, torch.ones(self.count, dtype=torch.bool, device=example.device)), trunk(example)
+        )
+        trunk.train(mode)
+        covered = {id(weight.parameter) for weight in self.weights}
+        if not same or any(id(parameter) not in covered for parameter in trunk.parameters()):
+            raise ValueError(
+                "the trunk computes something that its layers, one after the other, do not; it can't be followed yet"
+            )
 
     def _behind(self, name: str, module: nn.Module, x: Tensor, labels: Tensor | None) -> Tensor | None:
-        """The unit of every channel behind a module, from those in front of it."""
-        if isinstance(module, LAYERS):
-            if isinstance(module, nn.Linear) and x.dim() != 2:
-                raise _refuse(name, f"a linear layer on inputs of {x.dim()} dimensions")
+        """The unit of every channel behind a module, given those in front (types are exact: a subclass may differ)."""
+        kind = type(module)
+        if kind in LAYERS:
+            if x.dim() != LAYERS[kind]:
+                raise _refuse(name, f"{kind.__name__} on inputs of {x.dim()} dimensions")
             if getattr(module, "groups", 1) != 1:
                 raise _refuse(name, "a grouped convolution")
             return self._layer(name, module, labels)
-        if isinstance(module, nn.Flatten) and module.start_dim == 1 and module.end_dim == -1:
+        if kind is nn.Flatten and module.start_dim == 1 and module.end_dim == -1:
             return None if labels is None else labels.repeat_interleave(x[0].numel() // x.shape[1])
-        if isinstance(module, ELEMENTWISE) or (isinstance(module, POOLING) and x.dim() > 2):
+        if kind in ELEMENTWISE or POOLING.get(kind) == x.dim():
             return labels
-        raise _refuse(name, type(module).__name__)
+        raise _refuse(name, kind.__name__)
 
     def _layer(self, name: str, layer: nn.Module, reads: Tensor | None) -> Tensor:
         weight, bias = layer.weight, layer.bias
-        assert isinstance(weight, nn.Parameter)
+        if not isinstance(weight, nn.Parameter):
+            raise _refuse(name, f"{type(layer).__name__} with a computed weight")
         self.layers[name] = slice(self.count, self.count + weight.shape[0])
         writes = torch.arange(self.count, self.count + weight.shape[0], device=weight.device)
         self.count += weight.shape[0]
@@ -108,9 +126,9 @@ def _gate(x: Tensor, gates: Tensor) -> Tensor:
 
 
 def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
-    if isinstance(module, nn.Sequential):
-        inner = module.named_children()
-        return [leaf for key, child in inner for leaf in _leaves(child, f"{name}.{key}" if name else key)]
+    if type(module).forward is nn.Sequential.forward:
+        inner = module._modules.items()  # named_children() would leave out the second use of a module
+        return [leaf for key, child in inner if child for leaf in _leaves(child, f"{name}.{key}" if name else key)]
     return [(name, module)]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hatrack import METHODS, Method, Network, Regime, Task, Trainer, evaluate
+from hatrack import METHODS, Diverged, Method, Network, Regime, Task, Trainer, evaluate
 from hatrack.networks import mlp
 from hatrack.options import parameters
 from hatrack.seeds import seeded
@@ -141,6 +141,43 @@ def test_a_task_may_be_learned_again(name):
         fresh = make(name, tasks)
         learn(fresh, tasks, Trainer(Regime(epochs=20, batch=8, lr=0.1)))
         assert torch.equal(logits(method, tasks[1]), logits(fresh, tasks[1])), "the other task is as it was"
+
+
+@every_method
+def test_a_fit_that_fails_leaves_the_method_as_it_was(name):
+    """Diverged, or stopped by hand: the same task can be learned at once in another way, and nothing is lost."""
+    tasks = toy_tasks(2)
+    method, twin = make(name, tasks), make(name, tasks)
+    careful = {"epochs": 3, "batch": 16, "lr": 0.1, "optimizer": "momentum", "keep_state": True}
+    fits = [Trainer(Regime(**careful)) for _ in range(2)]
+    for one, fit in zip((method, twin), fits, strict=True):
+        one.learn(tasks[0], fit)
+    if name not in UNTRAINED:
+        fits[0].regime = Regime(**{**careful, "lr": 3e38, "clip": 0.0})
+        with pytest.raises(Diverged):
+            method.learn(tasks[1], fits[0])
+        fits[0].regime = fits[1].regime
+        fits[0].past[method].fits[1] = 0  # so that both see the same batches
+    assert torch.equal(logits(method, tasks[0]), logits(twin, tasks[0])) or name == "joint"
+    for one, fit in zip((method, twin), fits, strict=True):
+        one.learn(tasks[1], fit)
+    for task in tasks:
+        assert torch.equal(logits(method, task), logits(twin, task))
+
+
+@every_method
+def test_raw_images_are_seen_by_every_method(name):
+    """Whole numbers from 0 to 255, normalised by the task's own constants."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, 256, (40, 4, 4), dtype=torch.uint8, generator=draw), torch.arange(40) % 3
+    tasks = [Task.from_arrays(k, f"raw {k}", x, y, x, y, mean=0.5 - 0.1 * k, std=0.1) for k in range(2)]
+    method = make(name, tasks)
+    learn(method, tasks)
+    method.eval()
+    for task in tasks:
+        seen = method(task.test.inputs(torch.arange(40)), task.index)
+        assert name in UNTRAINED or torch.equal(method(x, task.index), seen)
+        assert torch.equal(method.predict(x, task.index), seen.argmax(1))
 
 
 @every_method

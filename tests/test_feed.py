@@ -11,7 +11,7 @@ from hatrack import Method, Network, Regime, Task, Trainer, evaluate
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.feed import Feed
 from hatrack.networks import mlp
-from hatrack.split import crop_and_flip
+from hatrack.split import crop_and_flip, draw_crops
 from hatrack.task import move
 from tests.test_contract import learn, make
 from tests.toys import toy_tasks
@@ -114,7 +114,6 @@ def test_a_data_set_of_different_sizes_is_refused():
 
 def test_crops_and_flips():
     """Every result is one of the 9 x 9 x 2 windows of the padded image, and many of them come up."""
-    torch.manual_seed(0)
     image = torch.arange(1.0, 31.0).view(1, 5, 6) + torch.tensor([0.0, 100.0]).view(2, 1, 1)
     padded = torch.nn.functional.pad(image, (4, 4, 4, 4))
     windows = {}
@@ -123,7 +122,7 @@ def test_crops_and_flips():
             window = padded[:, down : down + 5, right : right + 6]
             windows[tuple(window.flatten().tolist())] = (down, right, False)
             windows[tuple(padded[:, down : down + 5, right : right + 6].flip(2).flatten().tolist())] = (down, right, True)
-    out = crop_and_flip(image.expand(500, -1, -1, -1))
+    out = crop_and_flip(image.expand(500, -1, -1, -1), draw_crops(500, torch.Generator().manual_seed(0)))
     assert out.shape == (500, 2, 5, 6)
     found = [windows[tuple(one.flatten().tolist())] for one in out]
     assert len(set(found)) > 100
@@ -132,10 +131,20 @@ def test_crops_and_flips():
 
 def test_only_training_is_augmented():
     task = toy_tasks(1, shape=(1, 8, 8))[0]
-    split = replace(task.train, augment=True)
+    split = replace(task.train, augment=True, crops=draw_crops(48, torch.Generator().manual_seed(0)))
     index = torch.arange(10)
     assert torch.equal(split.inputs(index), task.train.inputs(index))
     batch = split.take(index, torch.tensor(0), torch.tensor(1), 10)
     assert not torch.equal(batch.x, task.train.inputs(index))
-    method = make("sgd", [replace(task, train=split)])
-    learn(method, [replace(task, train=split)], Trainer(Regime(epochs=1, batch=16), watch=True))
+    seen = []
+    for dropout in (0.0, 0.5):  # crops draw from a generator of their own
+
+        class Witness(Method):
+            def loss(self, batch):
+                seen.append(batch.x)
+                return super().loss(batch)
+
+        net = Network(mlp(task.shape, widths=(8,), dropout=dropout), [3], torch.zeros(1, *task.shape))
+        Witness(net).learn(replace(task, train=split), Trainer(Regime(epochs=2, batch=16), watch=True))
+    assert all(torch.equal(a, b) for a, b in zip(seen[:6], seen[6:], strict=True))
+    assert not torch.equal(torch.cat(seen[:3]).sum(), torch.cat(seen[3:6]).sum()), "every epoch has crops of its own"

@@ -1,10 +1,12 @@
 """HAT against its formulas, and its promise against attempts to break it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from hatrack import HAT, Network, Regime, Trainer
 from hatrack.benchmarks import BENCHMARKS
@@ -339,14 +341,32 @@ class Residual(nn.Module):
         return x + self.inner(x)
 
 
+class Skip(nn.Sequential):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class Adapted(nn.Linear):
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.low = nn.Parameter(torch.ones(inputs, outputs))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.low
+
+
 @pytest.mark.parametrize(
     ("trunk", "said"),
     [
         (nn.Sequential(nn.Flatten(), nn.Linear(16, 16), Residual()), r"2 \(Residual\)"),
         (nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten()), r"1 \(BatchNorm2d\)"),
         (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 1, groups=2), nn.Flatten()), "grouped convolution"),
-        (nn.Sequential(nn.Linear(4, 4), nn.Flatten()), "a linear layer on inputs of 4 dimensions"),
+        (nn.Sequential(nn.Linear(4, 4), nn.Flatten()), "Linear on inputs of 4 dimensions"),
         (nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.MaxPool1d(2)), r"2 \(MaxPool1d\)"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(16, 16), Skip(nn.Linear(16, 16))), r"2 \(Skip\)"),
+        (nn.Sequential(nn.Flatten(), Adapted(16, 16)), r"1 \(Adapted\)"),
+        (nn.Sequential(nn.Conv2d(1, 8, 3), nn.AvgPool3d((3, 1, 1), 1, (1, 0, 0)), nn.Flatten()), r"1 \(AvgPool3d\)"),
+        (nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(16, 16))), r"1 \(ParametrizedLinear\)"),
         (nn.Sequential(nn.Flatten()), "no linear or convolutional layer"),
     ],
 )
@@ -354,6 +374,45 @@ def test_a_trunk_that_can_t_be_followed_is_refused_by_name(trunk, said):
     net = Network(trunk, [3], torch.zeros(2, 1, 4, 4))
     with pytest.raises(ValueError, match=said):
         HAT(net)
+
+
+def test_a_module_that_is_used_twice():
+    """Its second use is not passed over, and its weights are held for both."""
+    tasks = toy_tasks(3)
+    act, layer = nn.ReLU(), nn.Linear(12, 12)
+    trunk = nn.Sequential(nn.Flatten(), nn.Linear(16, 12), act, layer, act, layer, act)
+    net = Network(trunk, [3, 3, 3], torch.zeros(1, 1, 4, 4))
+    hat = HAT(net)
+    x = tasks[0].test.inputs(torch.arange(5))
+    assert torch.equal(hat.units.run(x, torch.ones(hat.units.count, dtype=torch.bool)), trunk(x))
+    fit = Trainer(Regime(epochs=5, batch=8, lr=0.05, optimizer="adamw", weight_decay=0.1))
+    hat.learn(tasks[0], fit)
+    first = logits(hat, tasks[0])
+    learn(hat, tasks[1:], fit)
+    assert torch.equal(first, logits(hat, tasks[0]))
+
+
+def test_protection_survives_a_load_that_replaces_the_parameters():
+    tasks = toy_tasks(3)
+    hat = make_hat(tasks, widths=(30, 30))
+    learn(hat, tasks[:1])
+    first = logits(hat, tasks[0])
+    hat.load_state_dict({key: value.clone() for key, value in hat.state_dict().items()}, assign=True)
+    learn(hat, tasks[1:])
+    assert torch.equal(first, logits(hat, tasks[0]))
+
+
+@pytest.mark.parametrize("bad", [{"index": 9}, {"index": -1}, {"classes": 7}])
+def test_a_task_that_does_not_fit_changes_nothing(bad):
+    tasks = toy_tasks(2)
+    hat = make_hat(tasks, widths=(30, 30))
+    learn(hat, tasks[:1])
+    first = logits(hat, tasks[0])
+    with pytest.raises(ValueError, match="task 'toy 1' has"):
+        hat.learn(replace(tasks[1], **bad), Trainer(Regime(epochs=1)))
+    assert hat.done.tolist() == [True, False]
+    learn(hat, tasks[1:])
+    assert torch.equal(first, logits(hat, tasks[0]))
 
 
 @pytest.mark.parametrize(("option", "value"), [("smax", 0.5), ("c", -0.1), ("masks", "hard"), ("gate_lr", 0.0)])

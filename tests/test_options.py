@@ -133,7 +133,7 @@ def test_choose():
     assert choose("method", "hat", table) == 2
     with pytest.raises(ValueError, match=r"no method 'frozn'; did you mean 'frozen'[?] There are: frozen, hat, sgd"):
         choose("method", "frozn", table)
-    with pytest.raises(ValueError, match="no method 'xyz'; There are: frozen, hat, sgd"):
+    with pytest.raises(ValueError, match="no method 'xyz'; there are: frozen, hat, sgd"):
         choose("method", "xyz", table)
 
 

@@ -8,6 +8,7 @@ from PIL import Image
 from hatrack.__main__ import main
 from hatrack.benchmarks.own import own, to_shape
 from hatrack.record import Record
+from hatrack.run import Run
 
 
 def gray(folder, name="digits.npz", size=8, **changes):
@@ -94,6 +95,17 @@ def test_it_runs_from_the_command_line(tmp_path, capsys):
     assert main(words) == 0
     (path,) = (tmp_path / "o").glob("*.json")
     assert [t["name"] for t in Record.load(path).tasks] == ["digits", "flowers"]
+
+
+def test_other_data_is_another_run(tmp_path):
+    """Under the same file name: an old record must not answer for new data."""
+    gray(tmp_path)
+    file = write(tmp_path, '[[task]]\nname = "d"\ndata = "digits.npz"\n')
+    names = [Run("own", "sgd", benchmark_options={"tasks": file}).name]
+    names.append(Run("own", "sgd", benchmark_options={"tasks": file}).name)
+    gray(tmp_path, x_test=np.zeros((4, 8, 8), dtype=np.uint8))
+    names.append(Run("own", "sgd", benchmark_options={"tasks": file}).name)
+    assert names[0] == names[1] != names[2]
 
 
 def test_one_shape_needs_no_shape_line(tmp_path):

@@ -75,6 +75,30 @@ class ToList(Method):
         batch.y.tolist()
 
 
+class HiddenCounter(Method):
+    def __init__(self, net):
+        super().__init__(net)
+        self._seen = {"steps": 0}
+
+    def constrain(self):
+        self._seen["steps"] += 1
+
+
+class Growing(Method):
+    def __init__(self, net):
+        super().__init__(net)
+        self.losses = []
+
+    def loss(self, batch):
+        self.losses.append(0)
+        return super().loss(batch)
+
+
+class Counts(Method):
+    def loss(self, batch):
+        return super().loss(batch) + 0 * batch.y.bincount().sum()
+
+
 class Harmless(Method):
     """Everything here is allowed: factories on the device, where, in-place changes, a choice by the task."""
 
@@ -110,6 +134,9 @@ def train(kind: type[Method], watch: bool) -> None:
         (MaskAsIndex, "mask as an index"),
         (Nonzero, "shape depends on values"),
         (Numpy, r"\.numpy\(\)"),
+        (HiddenCounter, "rebinds .* _seen"),
+        (Growing, "rebinds .* losses"),
+        (Counts, "bincount"),
         (ToList, r"\.tolist\(\)"),
     ],
 )

@@ -6,13 +6,15 @@ shape = [3, 32, 32]            # optional: bring every image to this (channels, 
 name = "digits"
 data = "digits.npz"            # x_train, y_train, x_test, y_test; paths are relative to the TOML file
 classes = 10                   # optional: as many as there are labels
-mean = [0.5, 0.5, 0.5]         # optional, with std: measured on the training images
+mean = [0.5, 0.5, 0.5]         # optional, the two together; otherwise measured on the training images
+std = [0.25, 0.25, 0.25]
 
 [[task]]
 name = "flowers"
 data = "flowers"               # a folder: train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png
 """
 
+import hashlib
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,6 +60,20 @@ def own(
         parts_of = (images[0], train[1], images[1], test[1])
         made.append(Task.from_arrays(index, entry["name"], *parts_of, valid=valid, seed=seed, **how))
     return made
+
+
+def fingerprint(tasks: str) -> str:
+    """A digest of the TOML file and of all the data that it names, so that a run on other data is another run."""
+    path = Path(tasks)
+    if not tasks or not path.is_file():
+        return ""
+    total = hashlib.sha256(path.read_bytes())
+    for entry in _read(path)[1]:
+        data = path.parent / entry["data"]
+        for file in sorted(p for p in data.rglob("*") if p.is_file()) if data.is_dir() else [data]:
+            total.update(entry["data"].encode() + file.name.encode())
+            total.update(file.read_bytes() if file.is_file() else b"")
+    return total.hexdigest()
 
 
 def _read(path: Path) -> tuple[tuple[int, ...] | None, list[dict[str, Any]]]:

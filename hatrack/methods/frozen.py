@@ -6,7 +6,7 @@ The trunk learns the first task and then stops; later tasks train their head alo
 from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hatrack.method import Fit, Method
 from hatrack.networks.network import Network
@@ -23,17 +23,17 @@ class Frozen(Method):
         if net.shared:
             raise ValueError("frozen needs a head per task: a head that all tasks share would be overwritten")
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
-        self.trained = {p for p in net.trunk.parameters() if p.requires_grad}
+        self.trained = {name for name, p in net.trunk.named_parameters() if p.requires_grad}
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
         for module in self.net.trunk.modules():
-            if isinstance(module, nn.modules.batchnorm._NormBase) and self.started:
-                module.eval()  # running statistics stop with the weights
+            if self.started and next(module.buffers(recurse=False), None) is not None:
+                module.training = False  # running statistics and the like stop with the weights
         return self
 
     def learn(self, task: Task, fit: Fit) -> None:
-        for parameter in self.trained:
-            parameter.requires_grad_(not self.started)
+        for name, parameter in self.net.trunk.named_parameters():
+            parameter.requires_grad_(name in self.trained and not self.started)
         fit(self, task)
         self.started.fill_(True)

@@ -125,14 +125,20 @@ class HAT(Method):
     # Learning
 
     def learn(self, task: Task, fit: Fit) -> None:
+        self.net.expect(task.index, task.name, task.classes, task.shape)
+        self._look()  # the parameters may be others than before, after a load
         self._grow()
+        before = self.done.clone()
         self.done[task.index] = False  # a task that is learned again gives up what it had
         self._hold()
         self.learning = task.index
-        fit(self, task, plain={self.embeddings[task.index]: self.gate_lr})
-        self.gates[task.index] = self.finished(task.index)
-        self.done[task.index] = True
-        self.held = []
+        try:
+            fit(self, task, plain={self.embeddings[task.index]: self.gate_lr})
+            before[task.index] = True
+            self.gates[task.index] = self.finished(task.index)
+        finally:  # after an error the finished tasks are still those that were
+            self.done.copy_(before)
+            self.held = []
 
     @torch.no_grad()
     def _hold(self) -> None:

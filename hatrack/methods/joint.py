@@ -24,6 +24,8 @@ class Joint(Method):
 
     def learn(self, task: Task, fit: Fit) -> None:
         self.tasks = [t for t in self.tasks if t.index != task.index] + [task]
+        self.net.expect(task.index, task.name, task.classes, task.shape)
         self._restart()
+        self.net.remember(task.index, task.train.view, task.train.x[0].numel())
         train, valid = (Split.join([getattr(t, part) for t in self.tasks]) for part in ("train", "valid"))
         fit(self, Task(task.index, f"{task.name} and all before", task.classes, train, valid, task.test))

@@ -42,6 +42,7 @@ class Network(nn.Module):
         if heads not in ("multi", "shared"):
             raise ValueError(f"heads must be 'multi' or 'shared', not {heads!r}")
         self.trunk, self.shared, self.init, self.seed = trunk, heads == "shared", init, seed
+        example = torch.as_tensor(example)
         where = next((p.device for p in trunk.parameters()), example.device)
         self.register_buffer("example", example.to(where, copy=True), persistent=False)
         self.features = self._features()
@@ -111,15 +112,31 @@ class Network(nn.Module):
         self.raw = torch.cat([self.raw, self.raw.new_full((1,), self.pixels.shape[1])])
         return len(self.classes) - 1
 
+    def expect(self, index: int, name: str, classes: int, shape: tuple[int, ...]) -> None:
+        """An error in one line if the network has no place for such a task."""
+        if not 0 <= index < len(self.classes):
+            raise ValueError(
+                f"task {name!r} has number {index}, but the network knows {len(self.classes)}: add_task makes room"
+            )
+        room = max(self.classes) if self.shared else self.classes[index]
+        if classes > room:
+            raise ValueError(f"task {name!r} has {classes} classes, but its head has {room} outputs")
+        if shape != tuple(self.example.shape[1:]):
+            raise ValueError(
+                f"task {name!r} has images of shape {shape}, but the example was {tuple(self.example.shape[1:])}"
+            )
+
     def remember(self, task: int, view: View, raw: int) -> None:
         """How this task's raw images, of `raw` values each, are to be seen from now on."""
         self.raw[task] = raw
         self.mean[task], self.std[task] = view.mean[0], view.std[0]
-        if view.pixels is not None:
-            self.pixels[task] = view.pixels[0]
+        plain = torch.arange(self.pixels.shape[1], device=self.pixels.device)
+        self.pixels[task] = plain if view.pixels is None else view.pixels[0]
 
     def see(self, images: Tensor, task: TaskId) -> Tensor:
         """Raw images (uint8, or float in the units of the task's own data) as the network sees them."""
+        if isinstance(task, int) and not 0 <= task < len(self.classes):
+            raise IndexError(f"no task {task}: the network has {len(self.classes)} (add_task makes room for one more)")
         row = torch.full((len(images),), task, device=images.device) if isinstance(task, int) else task
         size, own = math.prod(images.shape[1:]), self.raw[row]
         if not (own == size).all():
