@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -249,13 +250,22 @@ def parse_device(name: str) -> str:
     return name
 
 
+def _whose(said: str) -> str:
+    """For an option that this run does not have: who has it."""
+    found = re.match(r"No such option: --([\w-]+)", said)
+    name = found[1].replace("-", "_") if found else ""
+    owners = [key for table in (METHODS, BENCHMARKS, NETWORKS) for key, entry in table.items() if name in parameters(entry)]
+    return f"No such option: --{found[1]} in this run; these have it: {', '.join(owners)}" if found and owners else ""
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the program. What a user got wrong is one line on standard error and exit code 2."""
     words = list(sys.argv[1:] if words is None else words)
     try:
         return int(application(words)(words or ["--help"], standalone_mode=False) or 0)
     except UsageError as error:
-        print(f"hatrack: {' '.join(error.format_message().split())}", file=sys.stderr)  # type: ignore[attr-defined]
+        said = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+        print(f"hatrack: {_whose(said) or said}", file=sys.stderr)
     except (ValueError, IndexError, OSError, Diverged) as error:
         if os.environ.get("HATRACK_TRACEBACK"):
             raise

@@ -92,7 +92,7 @@ def test_report_of_a_folder(tmp_path, capsys):
         (["run", "pmnits", "hat"], "no benchmark 'pmnits'; did you mean 'pmnist'?"),
         (["run", "pmnist", "hat", "--network", "alexnt"], "no network 'alexnt'; did you mean 'alexnet'?"),
         (["run", "pmnist", "hat", "--smx", "3"], "--smax"),
-        (["run", "pmnist", "sgd", "--smax", "3"], "No such option: --smax"),
+        (["run", "pmnist", "sgd", "--smax", "3"], "No such option: --smax in this run; these have it: hat"),
         (["run", "pmnist", "hat", "--smax", "0.5"], "--smax must be at least 1, not 0.5"),
         (["run", "pmnist", "hat", "--smax", "big"], "--smax must be NUMBER, not 'big'"),
         (["run", "pmnist", "hat", "--smax", "nan"], "--smax must be a finite number, not nan"),
