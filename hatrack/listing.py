@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
+from hatrack.method import Method
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
 from hatrack.options import choose, parameters
@@ -32,6 +33,8 @@ def _table(title: str, entries: Mapping[str, Callable[..., Any]]) -> Table:
     table = Table(title=title.capitalize(), title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, entry in entries.items():
         table.add_row(Text(name, style="bold"), Text(summary(entry)))
+        if isinstance(entry, type) and issubclass(entry, Method):
+            table.add_row("", Text(f"{entry.paper}; needs: {entry.needs}; costs: {entry.costs}", style="dim"))
     table.add_section()
     return table
 
@@ -47,7 +50,8 @@ def entry(name: str) -> RenderableType:
         choices = f" ({', '.join(map(str, p.choices))})" if p.choices else ""
         default = ",".join(map(str, p.default)) if isinstance(p.default, tuple) else str(p.default)
         table.add_row(f"--{p.name.replace('_', '-')}", default, Text(p.option.help + choices))
-    return Group(Text(inspect.cleandoc(found.__doc__ or "")), "", table)
+    facts = [f"{what}: {getattr(found, what)}" for what in ("paper", "needs", "costs")] if kind == "method" else []
+    return Group(Text(inspect.cleandoc(found.__doc__ or "")), *map(Text, facts), "", table)
 
 
 def tasks(name: str, seed: int, data: str = "") -> RenderableType:

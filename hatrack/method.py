@@ -5,7 +5,7 @@ task but never on a tensor's value, nothing is rebound, and no tensor is made fr
 Then the same step runs eagerly, compiled, or recorded as a CUDA graph. `rules.watch_step` checks it on any machine.
 """
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,10 @@ class Method(nn.Module):
 
     `forward` predicts, the parameters are what is learned, the buffers what is remembered, `state_dict()` the checkpoint.
     """
+
+    paper: ClassVar[str] = "the baseline of all five"  # three facts for `hatrack list`: who wrote it and when,
+    needs: ClassVar[str] = "task id at test, unless the head is shared"  # what it needs beyond the data of the task,
+    costs: ClassVar[str] = "nothing"  # what it adds to the network: parameters, bits per task, stored images
 
     def __init__(self, net: Network) -> None:
         super().__init__()

@@ -286,6 +286,7 @@ def test_every_option_is_documented(name):
     keywords = [p for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY]
     assert set(parameters(method)) == {p.name for p in keywords}, "every keyword has a help text"
     assert inspect.getdoc(method)
+    assert method is Method or all(fact in vars(method) for fact in ("paper", "needs", "costs"))
     page = Path(__file__).parent.parent / "docs" / "methods" / f"{name}.md"
     text = page.read_text()
     for option in parameters(method):

@@ -7,7 +7,7 @@ every update, so that momentum, Adam and weight decay can't move them either.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,10 @@ class Held(NamedTuple):
 
 class HAT(Method):
     """Hard attention to the task: gates per unit and task; what a finished task uses is frozen."""
+
+    paper: ClassVar[str] = "Serra et al. 2018 (001)"
+    needs: ClassVar[str] = "task id at test"
+    costs: ClassVar[str] = "an embedding per unit while a task is learned, then one bit per unit and task"
 
     gates: Tensor
     done: Tensor

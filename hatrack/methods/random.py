@@ -1,5 +1,7 @@
 """Stratified guessing, the lower reference of the HAT paper (Serra et al., ICML 2018), https://arxiv.org/abs/1801.01423"""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,6 +14,10 @@ from hatrack.task import Task, TaskId
 
 class Random(Method):
     """Guesses a class with the frequency it had in the task's training data; nothing is trained."""
+
+    paper: ClassVar[str] = "the lower reference of 001"
+    needs: ClassVar[str] = "task id at test"
+    costs: ClassVar[str] = "a frequency per class"
 
     frequency: Tensor
 

@@ -1,0 +1,37 @@
+"""The parameters of a method as one vector: what penalties, merges and projections are written in."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def values(parameters: Sequence[Tensor]) -> Tensor:
+    """All values as one vector; gradients flow back through it."""
+    return torch.cat([p.reshape(-1) for p in parameters])
+
+
+def grads(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """All gradients as one vector; a parameter that has none counts as zeros."""
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters])
+
+
+def pieces(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """A vector cut into the shapes of the parameters."""
+    cuts = torch.split(vector, [p.numel() for p in like])
+    return [cut.view_as(p) for cut, p in zip(cuts, like, strict=True)]
+
+
+@torch.no_grad()
+def set_values(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
+    """Write a vector into the parameters, in place."""
+    for parameter, piece in zip(parameters, pieces(vector, parameters), strict=True):
+        parameter.copy_(piece)
+
+
+@torch.no_grad()
+def set_grads(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
+    """Write a vector into the gradients, in place; a parameter that has none keeps none."""
+    for parameter, piece in zip(parameters, pieces(vector, parameters), strict=True):
+        if parameter.grad is not None:
+            parameter.grad.copy_(piece)
