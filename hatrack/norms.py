@@ -6,17 +6,20 @@ that a training pass writes (the vectors of a spectral norm, say) is kept per ta
 
 import copy
 import inspect
-from typing import Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from hatrack.method import Method
-from hatrack.networks.network import Network
 from hatrack.seeds import generator, seeded
 from hatrack.split import Split
+
+if TYPE_CHECKING:
+    from hatrack.method import Method
+    from hatrack.networks.network import Network
 
 NORMS = {f: tuple(inspect.signature(f).parameters) for f in (
     F.batch_norm, F.instance_norm, F.layer_norm, F.group_norm, F.rms_norm,
@@ -38,45 +41,47 @@ class TaskNorms(nn.Module):
     `torch.func.functional_call(trunk, norms.of(task), x)` runs the trunk as that task has it.
     """
 
-    def __init__(self, net: Network, *, shared: bool = False) -> None:
+    def __init__(self, net: "Network", *, shared: bool = False) -> None:
         super().__init__()
-        self.names = [] if shared else own_tensors(net)
+        self.names, self.shared = own_tensors(net), shared
         state = _tensors(net.trunk)
         self.learnt = [isinstance(state[name], nn.Parameter) for name in self.names]
-        self.initial = _Set([nn.Buffer(state[name].detach().clone()) for name in self.names])
+        self.initial = _Set([] if shared else [nn.Buffer(state[name].detach().clone()) for name in self.names])
         self.sets = nn.ModuleList()  # of the second task and those behind it
         self.grow(len(net.classes))
 
     def grow(self, tasks: int) -> None:
         """A set for each of so many tasks."""
-        while self.names and len(self.sets) < tasks - 1:
+        while self.names and not self.shared and len(self.sets) < tasks - 1:
             pairs = zip(self.initial.tensors(), self.learnt, strict=True)
             self.sets.append(_Set([nn.Parameter(v.clone()) if learnt else nn.Buffer(v.clone()) for v, learnt in pairs]))
 
     def of(self, task: int) -> dict[str, Tensor]:
         """What to exchange in the trunk to have it as this task has it."""
-        if task == 0 or not self.names:
+        if task == 0 or self.shared or not self.names:
             return {}
         own = self.sets[task - 1]
         assert isinstance(own, _Set)
         return dict(zip(self.names, own.tensors(), strict=True))
 
     @torch.no_grad()
-    def reset(self, net: Network, task: int) -> None:
-        """Give a task the values of the beginning."""
-        own = _tensors(net.trunk) if task == 0 else self.of(task)
-        for name, value in zip(self.names, self.initial.tensors(), strict=True):
+    def reset(self, net: "Network", task: int) -> None:
+        """Give a task the values of the beginning; nothing happens to those that tasks share."""
+        own = {**_tensors(net.trunk), **self.of(task)}
+        for name, value in zip(() if self.shared else self.names, self.initial.tensors(), strict=True):
             own[name].copy_(value)
 
     @torch.no_grad()
-    def gather(self, method: Method, task: int, split: Split) -> None:
+    def gather(self, method: "Method", task: int, split: Split) -> None:
         """The running statistics of a task anew, as the plain mean over its training data in evaluation mode."""
-        own = {id(t) for t in (_tensors(method.net.trunk) if task == 0 else self.of(task)).values()}
+        tensors = {**_tensors(method.net.trunk), **self.of(task)}
         order = torch.randperm(len(split), generator=generator(method.net.seed, "statistics", task)).to(split.y.device)
+        mode = method.training
         method.eval()
-        for number, index in enumerate(order.tensor_split(-(-len(order) // BATCH)) if self.names and len(order) > 1 else ()):
-            with _Gather(own, 1 / (number + 1)):
+        with _Gather({id(tensors[name]) for name in self.names}):
+            for index in order.tensor_split(-(-len(order) // BATCH)) if self.names and len(order) > 1 else ():
                 method(split.inputs(index), task)
+        method.train(mode)
 
 
 class _Set(nn.Module):
@@ -93,17 +98,20 @@ class _Set(nn.Module):
 
 
 class _Gather(TorchFunctionMode):
-    """Norms with these running statistics use the batch's and move the running ones by `share`."""
+    """Norms with these running statistics use the batch's, and the running ones become the mean of all batches."""
 
-    def __init__(self, own: set[int], share: float) -> None:
+    def __init__(self, own: set[int]) -> None:
         super().__init__()
-        self.own, self.share = own, share
+        self.own = own
+        self.calls: Counter[int] = Counter()  # a norm that is called twice in a pass counts both
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in STATISTICS:
             given = arguments(func, args, kwargs)
-            if id(given.get("running_mean")) in self.own:
-                return func(**given | {STATISTICS[func]: True, "momentum": self.share})
+            which = id(given.get("running_mean"))
+            if which in self.own:
+                self.calls[which] += 1
+                return func(**given | {STATISTICS[func]: True, "momentum": 1 / self.calls[which]})
         return func(*args, **(kwargs or {}))
 
 
@@ -122,15 +130,19 @@ class _Look(TorchFunctionMode):
 
 
 @torch.no_grad()
-def own_tensors(net: Network) -> list[str]:
+def own_tensors(net: "Network") -> list[str]:
     """The names of the trunk's tensors that every task needs for itself, but for those of parts that are frozen anyway."""
     twin = copy.deepcopy(net.trunk).train()
     net.keep_frozen(twin)
     before = {name: (t, t.clone()) for name, t in _tensors(twin).items()}
     with seeded(0, "norms"), _Look() as look:
         twin(torch.cat([net.example, net.example]))  # two at least: a batch of one has no variance
-    names = []
+    after, names = _tensors(twin), []
     for name, (tensor, old) in before.items():
+        if after.get(name) is not tensor:
+            raise ValueError(
+                f"the trunk replaces its buffer {name!r} in a forward pass; let it write in place, as copy_ does"
+            )
         frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
         still = any(name == f or name.startswith(f"{f}.") for f in net.frozen)
         if not frozen and not still and (id(tensor) in look.seen or not torch.equal(tensor, old)):

@@ -1,139 +1,161 @@
-"""Which units feed which weights: read off a trunk once, so that no method lists the layers of a network by hand.
+"""Which units feed which weights, in any module: found by running it once on an example, so that nobody lists layers.
 
-The units of a trunk (linear units and convolution filters) are numbered through, layer after layer. Every weight is known
-by the unit it writes and the unit it reads, so unit masks give weight masks; and the trunk can be run with a gate on
-every unit. Trunks are followed here when they are sequential; others are refused with an error that names the module.
+Units are the outputs of linear and convolutional layers, numbered through; a norm that acts on a sum of several units has
+units of its own. Every unit has a place where a gate can close it: behind its layer, or behind the batch norms that alone
+read it. `labels.py` tells for every input of a layer which units feed it, so unit masks give weight masks. Parameters that
+can't be followed (attention, recurrent cells, computed weights) are held whole, or refused by name.
 """
 
-from dataclasses import dataclass
+import copy
+import fnmatch
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
-LAYERS = {nn.Linear: 2, nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}  # with the dimensions of the batch they take
-# Modules without parameters that treat every channel by itself, so that a channel's unit stays known behind them.
-ELEMENTWISE = (
-    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign,
-    nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Tanhshrink, nn.Softshrink, nn.Hardshrink,
-)  # fmt: skip
-POOLING = {
-    nn.MaxPool1d: 3, nn.MaxPool2d: 4, nn.MaxPool3d: 5, nn.AvgPool1d: 3, nn.AvgPool2d: 4, nn.AvgPool3d: 5,
-    nn.AdaptiveAvgPool1d: 3, nn.AdaptiveAvgPool2d: 4, nn.AdaptiveAvgPool3d: 5,
-    nn.AdaptiveMaxPool1d: 3, nn.AdaptiveMaxPool2d: 4, nn.AdaptiveMaxPool3d: 5,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A parameter of the trunk: the units that its outputs are, and the units that its inputs read (None: a bias)."""
-
-    name: str
-    parameter: nn.Parameter
-    writes: Tensor  # (outputs,) numbers of units
-    reads: Tensor | None  # (inputs,) numbers of units; -1 stands for the images, which are always on
-
-    def spread(self, units: Tensor) -> Tensor:
-        """The smaller of the values of the two units of every weight, in the parameter's shape."""
-        values = torch.cat([units, units.new_ones(1)])
-        writes = values[self.writes]
-        if self.reads is None:
-            return writes
-        least = torch.minimum(writes[:, None], values[self.reads][None])
-        return least.view(*least.shape, *[1] * (self.parameter.dim() - 2)).expand_as(self.parameter)
+from hatrack.labels import ALWAYS, Shadows
+from hatrack.seeds import generator, seeded
+from hatrack.trace import LAYERS, Gates, Trace, names_of
 
 
 class Units:
-    """The units of a trunk, and its forward pass with a gate on each of them."""
+    """The units of a trunk, the weights between them, and the trunk's forward pass with a gate on every unit."""
 
-    def __init__(self, trunk: nn.Module, example: Tensor) -> None:
-        self.layers: dict[str, slice] = {}  # the numbers of the units of every layer
-        self.weights: list[Weight] = []
-        self.count = 0
-        # The modules in order; with each, the units to gate in front of it: None, or one per channel of its input.
-        self._chain: list[tuple[nn.Module, Tensor | None]] = []
-        mode = trunk.training
-        trunk.eval()
-        labels: Tensor | None = None  # the unit of every channel; None: the images
-        x = example
-        with torch.no_grad():
-            for name, module in _leaves(trunk, ""):
-                self._chain.append((module, labels if type(module) in LAYERS else None))
-                labels = self._behind(name, module, x, labels)
-                x = module(x)
-        trunk.train(mode)
-        if labels is None:
+    def __init__(
+        self, trunk: nn.Module, example: Tensor, *, on_unknown: Literal["freeze", "error"] = "freeze", leave: str = ""
+    ) -> None:
+        self.trunk = trunk
+        twin = copy.deepcopy(trunk).cpu().eval()
+        x = example[:2].cpu() if len(example) > 1 else torch.cat([example, example]).cpu()
+        _no_recomputation(copy.deepcopy(twin), x)
+        shadows = Shadows(dict(twin.named_parameters()))
+        trace = Trace(names_of(twin), shadows)
+        with torch.no_grad(), shadows, trace:
+            features = twin(x)
+        self.count, self.layers, self.gates = trace.count, trace.layers, trace.placed()
+        if not self.count:
             raise ValueError("the trunk has no linear or convolutional layer whose units could be gated")
-        self.features = labels  # the unit of every feature
-        self._agrees(trunk, example)
+        self.features = shadows.labels.reduce(shadows.of(features), [0])[0]  # the label of every feature
+        self._uses, self._total = trace.uses, shadows.total
+        self._places = {n: (shadows.first[n], p.shape, p.stride(), p.storage_offset()) for n, p in twin.named_parameters()}
+        self._members = _members(shadows.labels.sets)
+        self.followed = set(self._places) - trace.norms  # the parameters that masks may leave free
+        self.whole = self._whole(twin, shadows.unknown, on_unknown, leave)  # parameters that are held whole
+        self._check(twin, x)
 
-    @torch.no_grad()
-    def _agrees(self, trunk: nn.Module, example: Tensor) -> None:
-        """With every gate open the network must be the user's: a last check that nothing was passed over."""
-        mode = trunk.training
-        trunk.eval()
-        same = torch.equal(
-            self.run(example, torch.ones(self.count, dtype=torch.bool, device=example.device)), trunk(example)
-        )
-        trunk.train(mode)
-        covered = {id(weight.parameter) for weight in self.weights}
-        if not same or any(id(parameter) not in covered for parameter in trunk.parameters()):
-            raise ValueError(
-                "the trunk computes something that its layers, one after the other, do not; it can't be followed yet"
-            )
+    def to(self, device: torch.device) -> None:
+        self.gates = {key: gate and gate._replace(units=gate.units.to(device)) for key, gate in self.gates.items()}
 
-    def _behind(self, name: str, module: nn.Module, x: Tensor, labels: Tensor | None) -> Tensor | None:
-        """The unit of every channel behind a module, given those in front (types are exact: a subclass may differ)."""
-        kind = type(module)
-        if kind in LAYERS:
-            if x.dim() != LAYERS[kind]:
-                raise _refuse(name, f"{kind.__name__} on inputs of {x.dim()} dimensions")
-            if getattr(module, "groups", 1) != 1:
-                raise _refuse(name, "a grouped convolution")
-            return self._layer(name, module, labels)
-        if kind is nn.Flatten and module.start_dim == 1 and module.end_dim == -1:
-            return None if labels is None else labels.repeat_interleave(x[0].numel() // x.shape[1])
-        if kind in ELEMENTWISE or POOLING.get(kind) == x.dim():
-            return labels
-        raise _refuse(name, kind.__name__)
-
-    def _layer(self, name: str, layer: nn.Module, reads: Tensor | None) -> Tensor:
-        weight, bias = layer.weight, layer.bias
-        if not isinstance(weight, nn.Parameter):
-            raise _refuse(name, f"{type(layer).__name__} with a computed weight")
-        self.layers[name] = slice(self.count, self.count + weight.shape[0])
-        writes = torch.arange(self.count, self.count + weight.shape[0], device=weight.device)
-        self.count += weight.shape[0]
-        images = torch.full((weight.shape[1],), -1, device=weight.device)
-        self.weights.append(Weight(f"{name}.weight", weight, writes, images if reads is None else reads))
-        if isinstance(bias, nn.Parameter):
-            self.weights.append(Weight(f"{name}.bias", bias, writes, None))
-        return writes
-
-    def run(self, x: Tensor, gates: Tensor) -> Tensor:
-        """The features of a batch with a gate on every unit: gates (units,), or (batch, units) for one row per example.
+    def run(self, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The features of a batch with a gate (units,) on every unit, and some tensors of the trunk exchanged.
 
         Gates of type bool select, so that not even an infinity passes a closed one; others multiply.
         """
-        for module, units in self._chain:
-            x = module(x if units is None else _gate(x, gates[..., units]))
-        return _gate(x, gates[..., self.features])
+        return self._run(self.trunk, x, gates, tensors or {})
+
+    def _run(self, trunk: nn.Module, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        names = names_of(trunk) | {id(tensor): name for name, tensor in tensors.items()}
+        with Gates(names, self.gates, gates):
+            return functional_call(trunk, dict(tensors), (x,)) if tensors else trunk(x)  # type: ignore[no-any-return]
+
+    def on(self, values: Tensor) -> Tensor:
+        """The largest value of the units of every label (labels,), given one value per unit."""
+        padded = torch.cat([values, values.new_zeros(1)])[self._members].amax(1)
+        padded[ALWAYS] = 1
+        return padded
+
+    def members(self, label: int) -> list[int] | None:
+        """The units of a label; None: always on."""
+        return None if label == ALWAYS else [unit for unit in self._members[label].tolist() if unit >= 0]
+
+    def spread(self, values: Tensor) -> dict[str, Tensor]:
+        """For every weight, the smaller value of the unit that it writes and the largest of those that it reads."""
+        values = values.detach().float().cpu()
+        on, total = self.on(values), torch.zeros(self._total)
+        for use in self._uses:
+            least = torch.minimum(values[use.writes], on[use.reads]).expand(use.shape).reshape(-1)
+            if use.positions is None:
+                part = total[use.start : use.start + len(least)]
+                torch.maximum(part, least, out=part)
+            else:
+                total.scatter_reduce_(0, use.positions.reshape(-1), least, "amax")
+        found = {}
+        for name, (start, shape, stride, offset) in self._places.items():
+            found[name] = total.as_strided(shape, stride, start + offset)
+            if name in self.whole:
+                found[name].fill_(1)
+        return found
+
+    def _whole(self, trunk: nn.Module, unknown: dict[str, str], on_unknown: str, leave: str) -> dict[str, str]:
+        """The parameters to hold whole, with the reason."""
+        found = dict(unknown)
+        trained = {name for name, p in trunk.named_parameters() if p.requires_grad}
+        for pattern in filter(None, (p.strip() for p in leave.split(","))):
+            matching = [name for name in trained if fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")]
+            if not matching:
+                raise ValueError(f"leave={pattern!r} matches no parameter of the trunk")
+            found |= dict.fromkeys(matching, f"left out by {pattern!r}")
+        for name, operation in unknown.items() if on_unknown == "error" else ():
+            if name in trained and found[name] == operation:
+                module = trunk.get_submodule(name.rpartition(".")[0])
+                raise ValueError(
+                    f"{name} ({type(module).__name__}) goes into {operation}, where units can't be followed; leave={name!r} "
+                    "holds it whole after the first task, on_unknown='freeze' all such"
+                )
+        return found
+
+    @torch.no_grad()
+    def _check(self, trunk: nn.Module, x: Tensor) -> None:
+        """A hole in the rules is found here, not after training: move all that random masks leave free, and compare."""
+        draw = generator(0, "check of units")
+        for share in (0.5, 0.9):
+            gates = torch.rand(self.count, generator=draw) < share
+            held = self.spread(gates)
+            before = self._run(trunk, x, gates, {})
+            tensors = dict(trunk.named_parameters())
+            moved = {n: torch.where(held[n] > 0, t, t + torch.randn(t.shape, generator=draw)) for n, t in tensors.items()
+                     if n in self.followed}  # fmt: skip
+            if torch.equal(before, self._run(trunk, x, gates, moved)) or not before.isfinite().all():
+                continue
+            bad = [name for name in moved if not torch.equal(before, self._run(trunk, x, gates, {name: moved[name]}))]
+            raise ValueError(
+                f"the units of this trunk were not followed rightly: {', '.join(bad) or 'some weights'} matter to a task "
+                f"that does not use them; leave={','.join(bad)!r} holds them whole after the first task"
+            )
 
 
-def _gate(x: Tensor, gates: Tensor) -> Tensor:
-    gates = gates.view(-1, gates.shape[-1], *[1] * (x.dim() - 2))
-    return torch.where(gates, x, 0) if gates.dtype == torch.bool else x * gates
+def last_layer(model: nn.Module, example: Tensor) -> str:
+    """The name of the module whose units are the outputs of a classifier, in order."""
+    units = Units(model, example)
+    firsts = [units.members(label) for label in units.features.tolist()]
+    for name, numbers in units.layers.items():
+        if firsts == [[unit] for unit in range(numbers.start, numbers.stop)] and name in dict(model.named_modules()):
+            return name
+    raise ValueError("no layer's units are the outputs of this classifier; cut it by hand and give the rest as a trunk")
 
 
-def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
-    if type(module).forward is nn.Sequential.forward:
-        inner = module._modules.items()  # named_children() would leave out the second use of a module
-        return [leaf for key, child in inner if child for leaf in _leaves(child, f"{name}.{key}" if name else key)]
-    return [(name, module)]
+def _members(sets: list[frozenset[int] | None]) -> Tensor:
+    """The units of every label, filled up with -1 (labels, most)."""
+    width = max(1, *(len(s or ()) for s in sets))
+    return torch.tensor([[*sorted(s or ()), *[-1] * (width - len(s or ()))] for s in sets])
 
 
-def _refuse(name: str, what: str) -> ValueError:
-    return ValueError(
-        f"the units of {name or 'the trunk'} ({what}) can't be followed yet: a trunk must be an nn.Sequential of linear and "
-        "convolutional layers, activations, dropout, pooling and Flatten"
-    )
+class _NoLayers(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in LAYERS:
+            raise ValueError(
+                "the trunk computes layers a second time on the way back (gradient checkpointing): not followed"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def _no_recomputation(trunk: nn.Module, x: Tensor) -> None:
+    """Gates would be missing in what is computed again on the way back."""
+    with seeded(0, "units"), torch.enable_grad():
+        out = trunk.train()(x)
+        if out.requires_grad:
+            with _NoLayers():
+                out.sum().backward()

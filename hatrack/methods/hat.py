@@ -3,9 +3,10 @@
 Every task learns a gate per unit; units that a finished task uses keep the weights between them. Departures from the
 paper, all by options: gates of finished tasks are binary (`masks="soft"` is the paper's), so nothing is forgotten at all,
 not a bit; the gates have a learning rate of their own, since only plain SGD moves them; used weights are put back after
-every update, so that momentum, Adam and weight decay can't move them either.
+every update, so that momentum, Adam and weight decay can't move them either; norms are per task.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
@@ -15,13 +16,15 @@ from torch.nn import functional as F
 
 from hatrack.freeze import Freeze
 from hatrack.method import Fit, Method
-from hatrack.networks.network import Network
+from hatrack.networks.network import Network, grouped
+from hatrack.norms import TaskNorms
 from hatrack.options import Option, check
 from hatrack.seeds import generator
 from hatrack.task import Batch, Task, TaskId
-from hatrack.units import Units, Weight
+from hatrack.units import Units
 
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
+SCARCE = 0.05  # a layer with a smaller share of free units is worth a warning
 
 
 class Held(NamedTuple):
@@ -62,12 +65,21 @@ class HAT(Method):
             Literal["normal", "uniform"], Option("initial embeddings: N(0, 1), or U(0, 2) to start with every unit on")
         ] = "normal",
         gate_lr: Annotated[float, Option("learning rate of the embeddings, always plain SGD", above=0)] = 0.05,
+        norms: Annotated[
+            Literal["task", "shared"], Option("scale, shift and statistics of norms: a set per task, or one that all train")
+        ] = "task",
+        on_unknown: Annotated[
+            Literal["freeze", "error"], Option("parameters that can't be followed: hold them whole, or refuse")
+        ] = "freeze",
+        leave: Annotated[str, Option("parts to hold whole after the first task, as patterns separated by commas")] = "",
     ) -> None:
         super().__init__(net)
         check(HAT, locals())
         self.smax, self.c, self.masks, self.protect = smax, c, masks, protect
         self.anneal, self.embedding, self.gate_lr = anneal, embedding, gate_lr
-        self._look()
+        self.units = Units(net.trunk, net.example, on_unknown=on_unknown, leave=leave)
+        self.units.to(net.example.device)
+        self.norms = TaskNorms(net, shared=norms == "shared")
         self.embeddings = nn.ParameterList()  # (units,) per task
         self.register_buffer("gates", torch.zeros(0, self.units.count, dtype=torch.bool if masks == "binary" else None))
         self.register_buffer("done", torch.zeros(0, dtype=torch.bool))  # which tasks are finished
@@ -76,39 +88,25 @@ class HAT(Method):
         self.used = torch.zeros(self.units.count)  # how much finished tasks use every unit
         self._grow()
 
-    def _look(self) -> None:
-        """Find the units of the trunk and the weights between them."""
-        self.units = Units(self.net.trunk, self.net.example)
-        self.weights = self.units.weights + self._shared_head()
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """`.to(device)` comes here, and the numbers of the units must go along."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._look()
+        self.units.to(self.net.example.device)
         return self
-
-    def _shared_head(self) -> list[Weight]:
-        """A head that all tasks share is used by all: its outputs are always on. A head per task needs no protection."""
-        if not self.net.shared:
-            return []
-        head = self.net.heads[0]
-        assert isinstance(head, nn.Linear)
-        always = torch.full((head.out_features,), -1, device=head.weight.device)
-        return [
-            Weight("head.weight", head.get_parameter("weight"), always, self.units.features),
-            Weight("head.bias", head.get_parameter("bias"), always, None),
-        ]
 
     def _grow(self) -> None:
         """Embeddings and gates for every task that the network knows of."""
+        self.norms.grow(len(self.net.classes))
         for task in range(len(self.embeddings), len(self.net.classes)):
-            e = torch.empty(self.units.count)
-            source = generator(self.net.seed, "embedding", task)
-            e.normal_(generator=source) if self.embedding == "normal" else e.uniform_(0, 2, generator=source)
             device = self.net.example.device
-            self.embeddings.append(nn.Parameter(e.to(device)))
+            self.embeddings.append(nn.Parameter(self._start(task).to(device)))
             self.gates = torch.cat([self.gates.to(device), self.gates.new_zeros(1, self.units.count, device=device)])
             self.done = torch.cat([self.done.to(device), self.done.new_zeros(1, device=device)])
+
+    def _start(self, task: int) -> Tensor:
+        """The embeddings that a task begins with."""
+        e, source = torch.empty(self.units.count), generator(self.net.seed, "embedding", task)
+        return e.normal_(generator=source) if self.embedding == "normal" else e.uniform_(0, 2, generator=source)
 
     # Forward
 
@@ -120,24 +118,23 @@ class HAT(Method):
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         self._grow()
-        gates = self.finished(task) if isinstance(task, int) else self._table()[task]
-        return self.net.head(self.units.run(x, gates), task)
-
-    def _table(self) -> Tensor:
-        return torch.stack([self.finished(task) for task in range(len(self.embeddings))])
+        if isinstance(task, Tensor):
+            return grouped(self, x, task)
+        return self.net.head(self.units.run(x, self.finished(task), self.norms.of(task)), task)
 
     # Learning
 
     def learn(self, task: Task, fit: Fit) -> None:
         self.net.expect(task.index, task.name, task.classes, task.shape)
-        self._look()  # the parameters may be others than before, after a load
         self._grow()
         before = self.done.clone()
         self.done[task.index] = False  # a task that is learned again gives up what it had
         self._hold()
+        self._say_what_is_free(task.name)
         self.learning = task.index
         try:
             fit(self, task, plain={self.embeddings[task.index]: self.gate_lr})
+            self.norms.gather(self, task.index, task.train)  # statistics of the gates as they are from now on
             before[task.index] = True
             self.gates[task.index] = self.finished(task.index)
         finally:  # after an error the finished tasks are still those that were
@@ -150,13 +147,24 @@ class HAT(Method):
         finished = [self.gates[t].float() for t in range(len(self.gates)) if self.done[t]]
         self.used = torch.stack([torch.zeros_like(self.embeddings[0]), *finished]).amax(0)
         self.held = []
-        for weight in self.weights if finished else []:
-            if self.protect == "paper":
-                held = weight.spread(self.used)
-            else:
-                held = torch.stack([weight.spread(gates) for gates in finished]).amax(0)
+        if not finished:
+            return
+        everyone = [self.used] if self.protect == "paper" else finished
+        spread = [self.units.spread(gates) for gates in everyone]
+        trunk = dict(self.net.trunk.named_parameters())
+        for name in self.units.followed:
+            self._keep(trunk[name], torch.stack([weights[name] for weights in spread]).amax(0))
+        if self.net.shared:  # its outputs are used by all tasks; a head per task needs no protection
+            features = torch.stack([self.units.on(gates.cpu())[self.units.features] for gates in everyone]).amax(0)
+            head = self.net.heads[0]
+            self._keep(head.get_parameter("weight"), features.expand_as(head.get_parameter("weight")))
+            self._keep(head.get_parameter("bias"), torch.ones(()))
+
+    def _keep(self, parameter: nn.Parameter, held: Tensor) -> None:
+        if parameter.requires_grad:
+            held = held.to(parameter.device)
             free = None if self.masks == "binary" else 1 - held
-            self.held.append(Held(weight.parameter, Freeze(weight.parameter, held == 1), free))
+            self.held.append(Held(parameter, Freeze(parameter, held == 1), free))
 
     def hardness(self, batch: Batch) -> Tensor:
         """s of this batch (Eq. 3): from 1/smax to smax within an epoch; smax if there is only one batch."""
@@ -169,7 +177,8 @@ class HAT(Method):
     def loss(self, batch: Batch) -> Tensor:
         assert isinstance(batch.task, int), "HAT learns one task at a time"
         gates = torch.sigmoid(self.hardness(batch) * self.embeddings[batch.task])
-        logits = self.net.head(self.units.run(batch.x, without_denormals(gates)), batch.task)
+        features = self.units.run(batch.x, without_denormals(gates), self.norms.of(batch.task))
+        logits = self.net.head(features, batch.task)
         return F.cross_entropy(logits, batch.y) + self.c * self.capacity(gates)
 
     def capacity(self, gates: Tensor) -> Tensor:
@@ -194,12 +203,27 @@ class HAT(Method):
             held.freeze.restore()
         self.embeddings[self.learning].clamp_(-LIMIT, LIMIT)
 
-    # Looking at it
+    # Afterwards
+
+    @torch.no_grad()
+    def release(self, task: int) -> None:
+        """Give up a task: what it alone used is free for later ones, and it is as a task that was never learned."""
+        self.net.known(task)
+        self._grow()
+        self.done[task], self.gates[task] = False, 0
+        self.embeddings[task].copy_(self._start(task))
+        self.norms.reset(self.net, task)
+        self.net.reset_head(task)
 
     def usage(self) -> dict[str, float]:
         """The share of the units of every layer that finished tasks use."""
         used = (self.gates[self.done] > 0.5).any(0).float()
         return {name: used[units].mean().item() for name, units in self.units.layers.items()}
+
+    def _say_what_is_free(self, task: str) -> None:
+        scarce = [f"{layer} ({1 - used:.0%})" for layer, used in self.usage().items() if 1 - used < SCARCE]
+        if scarce:
+            warnings.warn(f"task {task!r} finds under {SCARCE:.0%} of the units free in {', '.join(scarce)}", stacklevel=3)
 
 
 def without_denormals(gates: Tensor) -> Tensor:

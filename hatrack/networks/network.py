@@ -1,9 +1,10 @@
 """A network for a sequence of tasks: any trunk (images to a feature vector) and a head per task, or one head for all."""
 
+import copy
 import fnmatch
 import math
-from collections.abc import Sequence
-from typing import Literal, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from hatrack.networks.init import Init, initialise
 from hatrack.seeds import seeded
 from hatrack.split import TaskId, View
+from hatrack.units import last_layer
 
 
 class Network(nn.Module):
@@ -56,6 +58,18 @@ class Network(nn.Module):
         self.heads = nn.ModuleList()  # of nn.Linear: one per task, or a single one
         for count in classes:
             self.add_task(count)
+
+    @classmethod
+    def from_classifier(cls, model: nn.Module, classes: Sequence[int], example: Tensor, **options: Any) -> Self:
+        """A network from a classifier as it comes: a copy of it without its own last layer, which the heads replace.
+
+        The last layer is the one whose units are the outputs, in order; it may be a convolution that is pooled afterwards.
+        """
+        trunk = copy.deepcopy(model)
+        name = last_layer(trunk, torch.as_tensor(example))
+        parent, _, own = name.rpartition(".")
+        setattr(trunk.get_submodule(parent), own, nn.Identity())
+        return cls(trunk, classes, example, **options)
 
     def _features(self) -> int:
         mode = self.trunk.training
@@ -112,6 +126,11 @@ class Network(nn.Module):
         self.raw = torch.cat([self.raw, self.raw.new_full((1,), self.pixels.shape[1])])
         return len(self.classes) - 1
 
+    def known(self, task: int) -> None:
+        """An error in one line if the network has no such task."""
+        if not 0 <= task < len(self.classes):
+            raise IndexError(f"no task {task}: the network has {len(self.classes)} (add_task makes room for one more)")
+
     def expect(self, index: int, name: str, classes: int, shape: tuple[int, ...]) -> None:
         """An error in one line if the network has no place for such a task."""
         if not 0 <= index < len(self.classes):
@@ -135,8 +154,8 @@ class Network(nn.Module):
 
     def see(self, images: Tensor, task: TaskId) -> Tensor:
         """Raw images (uint8, or float in the units of the task's own data) as the network sees them."""
-        if isinstance(task, int) and not 0 <= task < len(self.classes):
-            raise IndexError(f"no task {task}: the network has {len(self.classes)} (add_task makes room for one more)")
+        if isinstance(task, int):
+            self.known(task)
         row = torch.full((len(images),), task, device=images.device) if isinstance(task, int) else task
         size, own = math.prod(images.shape[1:]), self.raw[row]
         if not (own == size).all():
@@ -153,11 +172,16 @@ class Network(nn.Module):
             initialise(head, self.init)
         return head.to(self.example.device)
 
+    def reset_head(self, task: int) -> None:
+        """A task's own head as it was before any training."""
+        if not self.shared:
+            self.heads[task].load_state_dict(self.new_head(task).state_dict())
+
     def head(self, features: Tensor, task: TaskId) -> Tensor:
         """Logits (batch, classes of the task). For one task per example they are as wide as the widest of the tasks;
         the places that a task does not own hold the lowest finite number, never minus infinity."""
-        if isinstance(task, int) and not 0 <= task < len(self.classes):
-            raise IndexError(f"no task {task}: the network has {len(self.classes)} (add_task makes room for one more)")
+        if isinstance(task, int):
+            self.known(task)
         if self.shared:
             return self.heads[0](features)  # type: ignore[no-any-return]
         if isinstance(task, int):
@@ -173,3 +197,14 @@ def by_task(logits: list[Tensor], task: Tensor) -> Tensor:
     width, low = max(t.shape[1] for t in logits), torch.finfo(logits[0].dtype).min
     rows = torch.stack([F.pad(t, (0, width - t.shape[1]), value=low) for t in logits])
     return rows[task, torch.arange(len(task), device=task.device)]
+
+
+def grouped(forward: Callable[[Tensor, int], Tensor], x: Tensor, task: Tensor) -> Tensor:
+    """The logits of each example's own task by a forward that takes one task at a time; not for use within a step."""
+    parts = [(task == k).nonzero()[:, 0] for k in sorted(set(task.tolist()))]
+    logits = [forward(x[rows], int(task[rows[0]])) for rows in parts]
+    width, low = max(t.shape[1] for t in logits), torch.finfo(logits[0].dtype).min
+    result = logits[0].new_full((len(x), width), low)
+    for rows, part in zip(parts, logits, strict=True):
+        result[rows, : part.shape[1]] = part
+    return result
