@@ -4,6 +4,7 @@ import inspect
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -181,6 +182,9 @@ def _carry_out(runs: Sequence[Run], out: Path, again: bool, device: str, paralle
     records = carry_out(runs, out, again=again, device=device, parallel=parallel)
     for setting in settings(records):
         Console().print(terminal(setting))
+    for record in records:
+        if record.capacity:
+            print(f"{record.spec['method']} seed {record.spec['seed']}: {record.capacity}")
     print(f"{len(records)} {'record' if len(records) == 1 else 'records'} in {out}; a page of them: hatrack report {out}")
     if there:
         print(f"{there} of them {'was' if there == 1 else 'were'} there already and not run again; --again does")
@@ -261,6 +265,7 @@ def _whose(said: str) -> str:
 def main(words: Sequence[str] | None = None) -> int:
     """Run the program. What a user got wrong is one line on standard error and exit code 2."""
     words = list(sys.argv[1:] if words is None else words)
+    warnings.formatwarning = lambda message, *_: f"hatrack: {message}\n"
     try:
         return int(application(words)(words or ["--help"], standalone_mode=False) or 0)
     except UsageError as error:

@@ -59,6 +59,10 @@ class Method(nn.Module):
     def constrain(self) -> None:
         """After the optimizer: change the parameters in place."""
 
+    def usage(self) -> dict[str, float]:
+        """The share of every layer that finished tasks have taken for good; empty if a method takes nothing."""
+        return {}
+
     @torch.no_grad()
     def predict(self, images: Any, task: TaskId) -> Tensor:
         """The classes of raw images of a task: uint8, or float in the units of the task's own data; not normalised."""

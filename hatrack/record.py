@@ -10,6 +10,7 @@ from typing import Any, Self
 from hatrack import metrics
 
 SCHEMA = 1
+SCARCE = 0.05  # a layer with less of it free is worth a word
 MATRICES = ("accuracy", "loss", "train_loss")
 
 
@@ -27,6 +28,7 @@ class Record:
     train_loss: list[list[float]]  # on (some of) the training data
     without_task_id: list[float]  # at the end, on test data
     curves: list[dict[str, Any]]  # per fit: task, best epoch, and lr, loss, valid_loss, valid_accuracy of every epoch
+    usage: list[dict[str, float]] = field(default_factory=list)  # after each task: what is taken of every layer
     seconds: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
@@ -43,6 +45,20 @@ class Record:
             "without_task_id": sum(self.without_task_id) / len(self.without_task_id),
             "loss_forgetting": metrics.loss_forgetting(self.train_loss),
         }
+
+    @property
+    def capacity(self) -> str:
+        """How full the network is at the end, in words; empty for a method that takes nothing for good."""
+        taken = self.usage[-1] if self.usage else {}
+        if not taken:
+            return ""
+        fullest = max(taken, key=lambda layer: taken[layer])
+        full = [layer for layer, share in taken.items() if 1 - share < SCARCE]
+        return f"the fullest layer, {fullest}, is {taken[fullest]:.0%} taken" + (
+            f"; under {SCARCE:.0%} is free in {len(full)} of {len(taken)}: a wider network or a larger c leaves more room"
+            if full
+            else ""
+        )
 
     def save(self, folder: Path | str) -> Path:
         """Write it whole or not at all."""
@@ -66,9 +82,9 @@ class Record:
         if data["schema"] > SCHEMA:
             raise ValueError(f"{path} has schema {data['schema']}, newer than {SCHEMA}, the newest this version can read")
         names = {f.name for f in fields(cls)}
-        if missing := sorted(names - set(data)):
+        if missing := sorted(names - {"usage"} - set(data)):  # the first records have none
             raise ValueError(f"{path} is not a whole record: {', '.join(missing)} missing")
-        record = cls(**{key: data[key] for key in names})
+        record = cls(**{key: data[key] for key in names if key in data})
         record._check(path)
         return record
 
@@ -79,6 +95,7 @@ class Record:
             "tasks": list,
             "parameters": int,
             "curves": list,
+            "usage": list,
             "seconds": dict,
             "versions": dict,
         }

@@ -133,10 +133,12 @@ def run(
     tests: list[list[Score]] = []
     trains: list[list[Score]] = []
     seconds: list[float] = []
+    usage: list[dict[str, float]] = []
     for task in tasks:
         start = time.perf_counter()
         method.learn(task, trainer)
         seconds.append(time.perf_counter() - start)
+        usage.append(method.usage())
         tests.append([evaluate(method, other.test) for other in tasks])
         trains.append([evaluate(method, _some(other.train, spec.train_examples)) for other in tasks])
     everything = range(len(tasks))
@@ -154,6 +156,7 @@ def run(
         train_loss=[[score.loss for score in row] for row in trains],
         without_task_id=[without_task_id(method, task.test, everything) for task in tasks],
         curves=[{"task": f.task, "best": f.best, "epochs": [e._asdict() for e in f.epochs]} for f in trainer.fits],
+        usage=usage,
         seconds={"total": time.perf_counter() - began, "learn": seconds},
         versions=versions(device),
     )

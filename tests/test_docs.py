@@ -95,12 +95,25 @@ def test_links_lead_somewhere():
                 assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
-def example():
-    path = ROOT / "docs" / "examples" / "anchored.py"
-    spec = importlib.util.spec_from_file_location("anchored", path)
+def load_example(name):
+    path = ROOT / "docs" / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.Anchored, path.read_text()
+    return module, path.read_text()
+
+
+def example():
+    module, text = load_example("anchored")
+    return module.Anchored, text
+
+
+def test_the_example_of_any_network(monkeypatch, capsys):
+    module, text = load_example("any_network")
+    assert f"```python\n{text}```" in (ROOT / "docs" / "any_network.md").read_text()
+    monkeypatch.setattr(module.hr, "Regime", lambda **options: Regime(**options | {"epochs": 1}))
+    module.main()
+    assert capsys.readouterr().out.count("capacity taken") == 2
 
 
 def test_the_example_in_the_documents_is_the_file():

@@ -173,7 +173,7 @@ def test_a_schema_that_never_was(tmp_path, schema):
     assert_refused(saved(tmp_path, schema=schema), f"schema {schema}")
 
 
-@pytest.mark.parametrize("key", [f.name for f in dataclasses.fields(Record) if f.name != "schema"])
+@pytest.mark.parametrize("key", [f.name for f in dataclasses.fields(Record) if f.name not in ("schema", "usage")])
 def test_missing_keys_are_named(tmp_path, key):
     assert_refused(saved(tmp_path, **{key: None}), key, "missing")
 

@@ -19,12 +19,12 @@ from hatrack.method import Fit, Method
 from hatrack.networks.network import Network, grouped
 from hatrack.norms import TaskNorms
 from hatrack.options import Option, check
+from hatrack.record import SCARCE
 from hatrack.seeds import generator
 from hatrack.task import Batch, Task, TaskId
 from hatrack.units import Units
 
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
-SCARCE = 0.05  # a layer with a smaller share of free units is worth a warning
 
 
 class Held(NamedTuple):
@@ -151,9 +151,9 @@ class HAT(Method):
             return
         everyone = [self.used] if self.protect == "paper" else finished
         spread = [self.units.spread(gates) for gates in everyone]
-        trunk = dict(self.net.trunk.named_parameters())
-        for name in self.units.followed:
-            self._keep(trunk[name], torch.stack([weights[name] for weights in spread]).amax(0))
+        for name, parameter in self.net.trunk.named_parameters():
+            if name in self.units.followed:
+                self._keep(parameter, torch.stack([weights[name] for weights in spread]).amax(0))
         if self.net.shared:  # its outputs are used by all tasks; a head per task needs no protection
             features = torch.stack([self.units.on(gates.cpu())[self.units.features] for gates in everyone]).amax(0)
             head = self.net.heads[0]
@@ -221,9 +221,14 @@ class HAT(Method):
         return {name: used[units].mean().item() for name, units in self.units.layers.items()}
 
     def _say_what_is_free(self, task: str) -> None:
-        scarce = [f"{layer} ({1 - used:.0%})" for layer, used in self.usage().items() if 1 - used < SCARCE]
+        taken = self.usage()
+        scarce = [f"{layer} ({1 - share:.0%})" for layer, share in taken.items() if 1 - share < SCARCE]
         if scarce:
-            warnings.warn(f"task {task!r} finds under {SCARCE:.0%} of the units free in {', '.join(scarce)}", stacklevel=3)
+            which = ", ".join(scarce[:3]) + (" ..." if len(scarce) > 3 else "")
+            text = (
+                f"task {task!r} finds under {SCARCE:.0%} of the units free in {len(scarce)} of {len(taken)} layers: {which}"
+            )
+            warnings.warn(text, stacklevel=3)
 
 
 def without_denormals(gates: Tensor) -> Tensor:
