@@ -17,6 +17,7 @@ from rich.markup import escape
 from hatrack import __version__, data_commands, demo, listing
 from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
 from hatrack.fleet import carry_out
+from hatrack.graph import ENGINES, Engine
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
 from hatrack.options import Parameter, check_value, choose, nearest, parameters
@@ -92,7 +93,7 @@ def _report(
 
 def _demo(out: Annotated[Path, typer.Option(help="where records and the page go")] = Path("demo")) -> None:
     """Forgetting and its cure, on real images, in about a minute; leaves a page to look at."""
-    _carry_out(demo.runs(), out, again=False, device="cpu", parallel=min(2, os.cpu_count() or 1))
+    _carry_out(demo.runs(), out, again=False, device="cpu", engine="eager", parallel=min(2, os.cpu_count() or 1))
     print(f"The page to look at: {make_report(out)}")
 
 
@@ -159,9 +160,8 @@ def _run(
     out: Annotated[Path, typer.Option(help="where records go")] = Path("runs"),
     again: Annotated[bool, typer.Option("--again", help="run even if there is a record of this run")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda", metavar="NAME")] = "auto",
-    parallel: Annotated[
-        int, typer.Option(help="runs side by side on a CPU, each with its share of the cores", metavar="N")
-    ] = 1,
+    engine: Annotated[str, typer.Option(help="how steps run: auto, eager, compiled or recorded", metavar="NAME")] = "auto",
+    parallel: Annotated[int, typer.Option(help="runs side by side: processes on a CPU, streams on a GPU", metavar="N")] = 1,
 ) -> None:
     if seed is not None and seeds is not None:
         raise ValueError("--seed and --seeds exclude each other")
@@ -169,17 +169,15 @@ def _run(
     regime = Regime(**chosen.pop("regime"))
     own = chosen.pop("")
     runs = [Run(benchmark, method, s, network=network, regime=regime, **own, **chosen) for s in wanted]
-    _carry_out(runs, out, again, parse_device(device), parallel)
+    _carry_out(runs, out, again, parse_device(device), choose("engine", engine, ENGINES), parallel)
 
 
-def _carry_out(runs: Sequence[Run], out: Path, again: bool, device: str, parallel: int) -> None:
+def _carry_out(runs: Sequence[Run], out: Path, again: bool, device: str, engine: Engine, parallel: int) -> None:
     """Run them, then print the table."""
     if parallel < 1:
         raise ValueError(f"--parallel must be at least 1, not {parallel}")
-    if parallel > 1 and device != "cpu":
-        raise ValueError("--parallel runs processes side by side on a CPU; with --device cuda it must be 1")
     there = 0 if again else sum((out / f"{spec.name}.json").exists() for spec in runs)
-    records = carry_out(runs, out, again=again, device=device, parallel=parallel)
+    records = carry_out(runs, out, again=again, device=device, engine=engine, parallel=parallel)
     for setting in settings(records):
         Console().print(terminal(setting))
     for record in records:

@@ -1,13 +1,16 @@
 """How well a method does on a data set."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
+from hatrack.graph import Recorded
 from hatrack.method import Method
 from hatrack.task import Split
+from hatrack.turns import wait_for_gpu
 
 BATCH = 1000
 
@@ -17,20 +20,39 @@ class Score(NamedTuple):
     accuracy: float
 
 
-@torch.no_grad()
+class Evaluation:
+    """A method on a data set, again and again; with `record=True` the forward passes are recorded on a GPU."""
+
+    def __init__(self, method: Method, split: Split, *, record: bool = False) -> None:
+        self.method, self.split = method, split
+        self.total = torch.zeros(2, dtype=torch.float64, device=split.y.device)
+        self.batches = torch.split(torch.arange(len(split), device=split.y.device), BATCH)
+        self.add: Callable[[Tensor], Tensor] = Recorded(self._add) if record else self._add
+
+    def _add(self, index: Tensor) -> Tensor:
+        task = self.split.task if isinstance(self.split.task, int) else self.split.task[index]
+        logits, y = self.method(self.split.inputs(index), task), self.split.y[index]
+        self.total[0] += F.cross_entropy(logits, y, reduction="sum")
+        self.total[1] += (logits.argmax(1) == y).sum()
+        return self.total
+
+    @torch.no_grad()
+    def __call__(self) -> Score:
+        """Mean cross-entropy and accuracy, in evaluation mode, with one wait for the device."""
+        mode = self.method.training
+        self.method.eval()
+        self.total.zero_()
+        for index in self.batches:
+            self.add(index)
+        self.method.train(mode)
+        wait_for_gpu()
+        loss, right = (self.total / max(1, len(self.split))).tolist()
+        return Score(loss, right)
+
+
 def evaluate(method: Method, split: Split) -> Score:
-    """Mean cross-entropy and accuracy, in evaluation mode, with one wait for the device."""
-    mode = method.training
-    method.eval()
-    total = torch.zeros(2, dtype=torch.float64, device=split.y.device)
-    for index in torch.split(torch.arange(len(split), device=split.y.device), BATCH):
-        task = split.task if isinstance(split.task, int) else split.task[index]
-        logits, y = method(split.inputs(index), task), split.y[index]
-        total[0] += F.cross_entropy(logits, y, reduction="sum")
-        total[1] += (logits.argmax(1) == y).sum()
-    method.train(mode)
-    loss, right = (total / max(1, len(split))).tolist()
-    return Score(loss, right)
+    """Mean cross-entropy and accuracy, in evaluation mode."""
+    return Evaluation(method, split)()
 
 
 @torch.no_grad()

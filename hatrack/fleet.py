@@ -1,45 +1,60 @@
-"""Several runs, one after the other or side by side: on a CPU each in a process of its own, with its share of the cores."""
+"""Several runs, one after the other or side by side: on a CPU each in a process, on a GPU each in a thread with a stream."""
 
 import multiprocessing
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hatrack.graph import Engine
 from hatrack.progress import Display, describe
 from hatrack.record import Record
 from hatrack.run import Run, run
+from hatrack.trainer import Moment
+from hatrack.turns import side_by_side
 
 News = tuple[int, float, str]  # which run, how much of it is done, and a line that says where it stands
 _news: "SimpleQueue[News | None]"  # of a worker: where it says how far it is
 
 
 def carry_out(
-    runs: Sequence[Run], out: Path, *, again: bool = False, device: str = "cpu", parallel: int = 1
+    runs: Sequence[Run],
+    out: Path,
+    *,
+    again: bool = False,
+    device: str = "cpu",
+    engine: Engine = "auto",
+    parallel: int = 1,
 ) -> list[Record]:
     """All the records, in the order of the runs; with progress on a terminal."""
+    how = {"out": out, "again": again, "device": device, "engine": engine}
     with Display(len(runs)) as display:
         missing = [spec for spec in runs if again or not (out / f"{spec.name}.json").exists()]
         workers = min(parallel, len(missing))
+        work = [partial(_one, spec, number, how, display) for number, spec in enumerate(runs)]
         if workers < 2:
-            return [_one(spec, number, out, again, device, display) for number, spec in enumerate(runs)]
-        return _side_by_side(runs, out, again, device, workers, display)
+            return [item() for item in work]
+        if torch.device(device).type == "cuda":
+            return side_by_side(work, torch.device(device), workers)
+        return _in_processes(runs, how, workers, display)
 
 
-def _one(spec: Run, number: int, out: Path, again: bool, device: str, display: Display) -> Record:
-    record = run(
-        spec, out, again=again, device=device, progress=lambda moment: display.show(number, *describe(spec, moment))
-    )
+def _one(spec: Run, number: int, how: dict[str, Any], display: Display) -> Record:
+    def show(moment: Moment) -> None:
+        display.show(number, *describe(spec, moment))
+
+    record = run(spec, **how, progress=show)
     display.show(number, 1.0, "")
     return record
 
 
-def _side_by_side(runs: Sequence[Run], out: Path, again: bool, device: str, workers: int, display: Display) -> list[Record]:
+def _in_processes(runs: Sequence[Run], how: dict[str, Any], workers: int, display: Display) -> list[Record]:
     context = multiprocessing.get_context("spawn")
     news: SimpleQueue[News | None] = context.SimpleQueue()
 
@@ -51,7 +66,7 @@ def _side_by_side(runs: Sequence[Run], out: Path, again: bool, device: str, work
     listener.start()
     threads = max(1, torch.get_num_threads() // workers)
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(news, threads)) as pool:
-        futures = [pool.submit(_work, number, spec, out, again, device) for number, spec in enumerate(runs)]
+        futures = [pool.submit(_work, number, spec, how) for number, spec in enumerate(runs)]
         try:
             records = [future.result() for future in futures]
         except BaseException as error:
@@ -71,7 +86,7 @@ def _start(news: Any, threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _work(number: int, spec: Run, out: Path, again: bool, device: str) -> Record:
-    record = run(spec, out, again=again, device=device, progress=lambda moment: _news.put((number, *describe(spec, moment))))
+def _work(number: int, spec: Run, how: dict[str, Any]) -> Record:
+    record = run(spec, **how, progress=lambda moment: _news.put((number, *describe(spec, moment))))
     _news.put((number, 1.0, ""))
     return record

@@ -38,7 +38,7 @@ CHANNELWISE = {  # operations within a channel that make zeros of zeros, with th
     "max_pool2d_with_indices": 2, "max_pool3d_with_indices": 3, "_adaptive_avg_pool2d": 2, "_adaptive_avg_pool3d": 3,
     "adaptive_max_pool2d": 2, "adaptive_max_pool3d": 3, "fractional_max_pool2d": 2, "upsample_linear1d": 1,
     "upsample_bilinear2d": 2, "_upsample_bilinear2d_aa": 2, "upsample_bicubic2d": 2, "upsample_trilinear3d": 3,
-    "col2im": 2, "grid_sampler_2d": 2, "max_unpool2d": 2,
+    "grid_sampler_2d": 2, "max_unpool2d": 2, "hardswish": 0, "rrelu_with_noise": 0, "_prelu_kernel": 0,
 }  # fmt: skip
 
 
@@ -104,37 +104,38 @@ class Shadows(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[Any] = []  # storages by their address are only unique as long as none is freed
         self._labels: dict[int, Tensor] = {}  # by storage: the label of every element of it
         self._positions: dict[int, Tensor] = {}  # by storage: which elements of which parameters these are
+        self._varying: set[int] = set()  # storages of numbers other than floats that may differ from input to input
         self.first: dict[str, int] = {}  # parameters are numbered through by storage, since some may share one
         self.names: list[tuple[int, str]] = []
         total = 0
         for name, parameter in parameters.items():
-            address, size = parameter.untyped_storage().data_ptr(), _size(parameter)
+            address, size = _address(parameter), _size(parameter)
             if address not in self._positions:
                 self._positions[address] = torch.arange(total, total + size)
                 total += size
-            self.first[name] = int(self._positions[address][0])
-            self.names.append((self.first[name], name))
+            self.first[name] = int(self._positions[address][0]) if size else 0
+            self.names += [(self.first[name], name)] if size else []
         self.total = total
 
     def of(self, tensor: Tensor) -> Tensor:
         """The labels of a tensor."""
-        kept = self._labels.get(tensor.untyped_storage().data_ptr())
+        kept = self._labels.get(_address(tensor))
         if kept is None or len(kept) != _size(tensor):
             return torch.full(tensor.shape, ALWAYS)
         return kept.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def known(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in self._labels
+        return _address(tensor) in self._labels
 
     def positions(self, tensor: Tensor) -> Tensor | None:
         """Which elements of which parameters a tensor is; None if it is something else."""
-        kept = self._positions.get(tensor.untyped_storage().data_ptr())
+        kept = self._positions.get(_address(tensor))
         if kept is None or len(kept) != _size(tensor):
             return None
         return kept.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def set(self, tensor: Tensor, labels: Tensor) -> None:
-        address = tensor.untyped_storage().data_ptr()
+        address = _address(tensor)
         if address not in self._labels:
             self._labels[address] = torch.full((_size(tensor),), ALWAYS)
             self._alive.append(tensor.untyped_storage())
@@ -149,9 +150,8 @@ class Shadows(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def owners(self, positions: Tensor) -> list[str]:
         """The parameters that these elements belong to."""
-        low, high = int(positions.min()), int(positions.max())
-        firsts = sorted({first for first, _ in self.names})
-        inside = {f for f, after in zip(firsts, [*firsts[1:], self.total], strict=True) if f <= high and after > low}
+        firsts = torch.tensor(sorted({first for first, _ in self.names}))
+        inside = firsts[(torch.bucketize(positions.reshape(-1), firsts, right=True) - 1).unique()].tolist()  # type: ignore[no-untyped-call]
         return [name for first, name in self.names if first in inside]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -167,28 +167,46 @@ class Shadows(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        name = func.overloadpacket.__name__
-        outputs = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.numel() and t.is_floating_point()]
-        mine = {t.untyped_storage().data_ptr() for t in inputs}
-        mutable = func._schema.is_mutable
-        new = [t for t in outputs if mutable or t.untyped_storage().data_ptr() not in mine]
-        if not new:
-            return  # a view, or nothing to label
+        results = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.numel()]
+        name, mutable, mine = func.overloadpacket.__name__, func._schema.is_mutable, {_address(t) for t in inputs}
+        if results and not mutable and all(_address(t) in mine for t in results):
+            return  # a view
+        self._note_varying(func, inputs, [t for t in results if not t.is_floating_point()])
+        new = [t for t in results if t.is_floating_point() and (mutable or _address(t) not in mine)]
+        if mutable:
+            self._forget_written(func, args, kwargs, new)
         parameters = [t for t in inputs if self.positions(t) is not None]
-        if (
-            parameters
-            and name in PARAMETER_COPIES
-            and not any(t.is_floating_point() for t in inputs if self.positions(t) is None)
-        ):
+        others = [t for t in inputs if self.positions(t) is None]
+        if parameters and name in PARAMETER_COPIES and not any(t.is_floating_point() or self.varies(t) for t in others):
             self._move(func, args, kwargs, out)
             return
-        for t in parameters:
+        for t in () if name.startswith("new_") or name.endswith("_like") else parameters:  # these read no values
             self.lose(t, name)
-        if inputs and not any(self.known(t) for t in inputs):
-            return  # everything is always on
+        if not new or (inputs and not any(self.known(t) for t in inputs)):
+            return  # nothing to label, or everything is always on
         labels = self._rule(name.rstrip("_"), func, args, kwargs, new)
         for t in new:
             self.set(t, torch.full((), ALWAYS) if labels is None else labels.expand(t.shape))
+
+    def varies(self, tensor: Tensor) -> bool:
+        """Whether numbers other than floats, indices say, depend on the input or on chance."""
+        return _address(tensor) in self._varying
+
+    def _note_varying(self, func: Any, inputs: list[Tensor], results: list[Tensor]) -> None:
+        chance = torch.Tag.nondeterministic_seeded in func.tags
+        if results and (chance or any(t.is_floating_point() or self.varies(t) for t in inputs)):
+            self._varying |= {_address(t) for t in results}
+            self._alive += [t.untyped_storage() for t in results]
+
+    def _forget_written(self, func: Any, args: Any, kwargs: Any, new: list[Tensor]) -> None:
+        """What is written without being a result, or as numbers of another type, is always on from then on."""
+        labelled = {_address(t) for t in new}
+        for k, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[k] if k < len(args) else kwargs.get(argument.name)
+                for t in tree_leaves(value):
+                    if isinstance(t, Tensor) and self.known(t) and _address(t) not in labelled:
+                        self._labels[_address(t)].fill_(ALWAYS)
 
     def _move(self, func: Any, args: Any, kwargs: Any, out: Tensor) -> None:
         """Elements of parameters that are only copied elsewhere are still elements of parameters."""
@@ -198,7 +216,7 @@ class Shadows(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         kept = torch.zeros(_size(out), dtype=torch.int64)
         kept.as_strided(out.shape, out.stride(), out.storage_offset()).copy_(func(*tree_map(positions, args), **kwargs))
-        self._positions[out.untyped_storage().data_ptr()] = kept
+        self._positions[_address(out)] = kept
         self._alive.append(out.untyped_storage())
 
     def _labels_of(self, x: Any) -> Any:
@@ -215,10 +233,14 @@ class Shadows(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None if chance else torch.where(outputs[0] == 0, NEVER, ALWAYS)
         if name in ("new_zeros", "zeros_like", "zero"):
             return torch.full((), NEVER)
+        if "out" in given:
+            return None
         if name in ("copy", "_to_copy"):
-            return self.of(args[-1])
+            return self.of(given["src" if name == "copy" else "self"])
         if name == "constant_pad_nd":
             return func(self._labels_of(args[0]), args[1], ALWAYS if given.get("value") else NEVER).long()  # type: ignore[no-any-return]
+        if name in COPIES and any(self.varies(t) for t in tree_leaves(args) if isinstance(t, Tensor)):
+            return None  # other inputs take other elements
         if name in COPIES:
             return func(*tree_map(self._labels_of, args), **kwargs).long()  # type: ignore[no-any-return]
         if name == "mul" and isinstance(args[1], Tensor):
@@ -235,7 +257,11 @@ class Shadows(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in CHANNELWISE:
             dims = list(range(floats[0].dim() - CHANNELWISE[name], floats[0].dim()))
             return self.labels.reduce(self.of(floats[0]), dims)
-        if torch.Tag.pointwise in func.tags:
+        if name == "glu":
+            return self.of(args[0]).chunk(2, given.get("dim", -1))[0]
+        if name == "col2im":  # (batch, channels * places of the kernel, columns) to (batch, channels, height, width)
+            return self.labels.reduce(self.of(args[0]).unflatten(-2, (outputs[0].shape[-3], -1)), [-2, -1])  # type: ignore[no-untyped-call]
+        if torch.Tag.pointwise in func.tags and (name == "where" or not any(_discrete(t) for t in tree_leaves(args))):
             return self._pointwise(func, args, kwargs, floats, outputs)
         return None
 
@@ -245,7 +271,8 @@ class Shadows(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def nothing(x: Any) -> Any:
             return torch.zeros_like(x) if isinstance(x, Tensor) and x.is_floating_point() else x
 
-        if not bool((func(*tree_map(nothing, args), **tree_map(nothing, kwargs)) == 0).all()):
+        results = tree_leaves(func(*tree_map(nothing, args), **tree_map(nothing, kwargs)))
+        if not all(bool((t == 0).all()) for t in results):
             return None
         labels = self.of(floats[0])
         for t in floats[1:]:
@@ -255,3 +282,11 @@ class Shadows(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _size(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes() // tensor.element_size()
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _discrete(x: Any) -> bool:
+    return isinstance(x, Tensor) and not x.is_floating_point()

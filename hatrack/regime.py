@@ -65,7 +65,7 @@ class Regime:
                 return self.lr
 
     def make_optimizer(self, weights: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
-        decay = self.weight_decay
+        decay, gpu = self.weight_decay, lr.is_cuda  # on a GPU the step may be recorded
         match self.optimizer:
             case "sgd":
                 return torch.optim.SGD(weights, lr=lr, weight_decay=decay, fused=True)
@@ -75,9 +75,9 @@ class Regime:
                     optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
                 return optimizer
             case "adam":
-                return torch.optim.Adam(weights, lr=lr, weight_decay=decay, fused=True)
+                return torch.optim.Adam(weights, lr=lr, weight_decay=decay, fused=True, capturable=gpu)
             case _:
-                return torch.optim.AdamW(weights, lr=lr, weight_decay=decay, fused=True)
+                return torch.optim.AdamW(weights, lr=lr, weight_decay=decay, fused=True, capturable=gpu)
 
 
 class Pace:

@@ -17,6 +17,7 @@ import hatrack
 from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
 from hatrack.benchmarks.own import fingerprint
 from hatrack.evaluate import Score, evaluate, without_task_id
+from hatrack.graph import Engine
 from hatrack.method import Method
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
@@ -117,6 +118,7 @@ def run(
     *,
     again: bool = False,
     device: torch.device | str = "cpu",
+    engine: Engine = "auto",
     progress: Progress | None = None,
 ) -> Record:
     """Carry out a run and keep its record in `out`; a run that has its record there is not run again, unless asked."""
@@ -128,7 +130,7 @@ def run(
     tasks, method = build(spec, device)
     if folder:
         writable(folder)
-    trainer = Trainer(spec.regime, seed=spec.seed, progress=progress)
+    trainer = Trainer(spec.regime, seed=spec.seed, progress=progress, engine=engine)
     before = [evaluate(method, task.test).accuracy for task in tasks]
     tests: list[list[Score]] = []
     trains: list[list[Score]] = []
@@ -158,7 +160,7 @@ def run(
         curves=[{"task": f.task, "best": f.best, "epochs": [e._asdict() for e in f.epochs]} for f in trainer.fits],
         usage=usage,
         seconds={"total": time.perf_counter() - began, "learn": seconds},
-        versions=versions(device),
+        versions=versions(device) | {"engine": engine},
     )
     record = dataclasses.replace(record, **{k: clean(v) for k, v in vars(record).items()})
     if folder:

@@ -48,6 +48,9 @@ class Gate(NamedTuple):
         values = values.view([-1 if d == self.dim else 1 for d in range(x.dim())])
         return torch.where(values, x, 0) if values.dtype == torch.bool else x * values.to(x.dtype)
 
+    def same(self, other: "Gate | None") -> bool:
+        return other is not None and self.dim == other.dim and torch.equal(self.units, other.units)
+
 
 @dataclass(frozen=True)
 class Use:
@@ -73,7 +76,7 @@ class Calls(TorchFunctionMode):
             arguments(func, args, kwargs) if func in NORMS else dict(zip(LAYERS.get(func, ()), args, strict=False)) | kwargs
         )
         marks = [given[k] for k in ("weight", "running_mean") if given.get(k) is not None]
-        name = next((self.names[id(t)] for t in marks if id(t) in self.names), func.__name__)
+        name = next((self.names[id(t)] for t in marks if id(t) in self.names), f"{func.__name__}()")
         self.counts[name] = self.counts.get(name, 0) + 1
         return name, self.counts[name]
 
@@ -107,15 +110,16 @@ class Trace(Calls):
         self.uses: list[Use] = []
         self.norms: set[str] = set()  # the parameters of norms
         self.places: dict[Key, Gate | None] = {}
-        self.readers: dict[int, tuple[Tensor, Key, list[bool]]] = {}  # of every layer's result: is it a norm by channel?
+        self.readers: dict[int, tuple[Tensor, Gate, Key, list[bool]]] = {}  # of every layer's result: do they gate it again?
 
-    def placed(self) -> dict[Key, Gate | None]:
+    def placed(self, features: Tensor) -> dict[Key, Gate | None]:
         """A layer that only norms by channel read is gated behind them alone: in front, a gate would get no gradient."""
-        behind = {key for _, key, readers in self.readers.values() if readers and all(readers)}
+        layers = [layer for layer in self.readers.values() if layer[0] is not features]
+        behind = {key for _, _, key, readers in layers if readers and all(readers)}
         return {key: None if key in behind else gate for key, gate in self.places.items()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs, place = kwargs or {}, None
         if func not in FOLLOWED:
             out = func(*args, **kwargs)
         else:
@@ -123,10 +127,11 @@ class Trace(Calls):
             self.places[key] = None
             step = self._layer if func in LAYERS else self._norm if func in NORMS else self._regate
             out = step(key, func, args, kwargs)
+            place = self.places[key]
         if any(isinstance(t, Tensor) for t in tree_leaves(out)):
             for t in tree_leaves((args, kwargs)):
                 if id(t) in self.readers:
-                    self.readers[id(t)][2].append(func in BY_CHANNEL)
+                    self.readers[id(t)][3].append(func in BY_CHANNEL and self.readers[id(t)][1].same(place))
         return out
 
     def _quietly(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -148,7 +153,14 @@ class Trace(Calls):
         x, weight, bias = given["input"], given["weight"], given.get("bias")
         positions = self.shadows.positions(weight)
         convolution = func in CONVOLUTIONS or func in TRANSPOSED
-        if positions is None or x.dim() < 2 or weight.dim() != (x.dim() if convolution else 2):
+        dims = x.dim() if convolution else 2
+        if (
+            positions is None
+            or self.shadows.positions(x) is not None
+            or x.dim() < 2
+            or weight.dim() != dims
+            or "out" in kwargs
+        ):
             return func(*args, **kwargs)
         out = self._quietly(func, args, kwargs)
         dim = 1 if convolution else out.dim() - 1
@@ -156,10 +168,13 @@ class Trace(Calls):
         first = self._new(key, out.shape[dim])
         writes, reads = _ends(func, weight.shape, given.get("groups", 1), channels)
         self._use(positions, writes + first, reads)
+        units = torch.arange(first, self.count)
         if bias is not None and (found := self.shadows.positions(bias)) is not None:
-            self._use(found, torch.arange(first, self.count), torch.full((1,), ALWAYS))
-        self._mark(key, out, torch.arange(first, self.count), dim)
-        self.readers[id(out)] = (out, key, [])
+            if bias.shape == units.shape:
+                self._use(found, units, torch.full((1,), ALWAYS))
+            else:
+                self.shadows.lose(bias, func.__name__)
+        self.readers[id(out)] = (out, self._mark(key, out, units, dim), key, [])
         return out
 
     def _use(self, positions: Tensor, writes: Tensor, reads: Tensor) -> None:
@@ -173,19 +188,24 @@ class Trace(Calls):
         labels = self.shadows.of(x)
         return self.shadows.labels.reduce(labels, [d for d in range(x.dim()) if d != dim]).flatten()
 
-    def _mark(self, key: Key, out: Tensor, units: Tensor, dim: int) -> None:
+    def _mark(self, key: Key, out: Tensor, units: Tensor, dim: int) -> Gate:
         """A gate on a result, and the labels that it then has; unit -1: none."""
         labels = self.shadows.labels
         numbers = torch.tensor([ALWAYS if u < 0 else labels.number(frozenset([u])) for u in units.tolist()])
         self.shadows.set(out, numbers.view([-1 if d == dim else 1 for d in range(out.dim())]).expand(out.shape))
+        first = int(units[0])
+        gate = Gate(units, dim, first if torch.equal(units, torch.arange(first, first + len(units))) else -1)
         if (units >= 0).any():
-            first = int(units[0])
-            following = torch.equal(units, torch.arange(first, first + len(units)))
-            self.places[key] = Gate(units, dim, first if following else -1)
+            self.places[key] = gate
+        return gate
 
     def _norm(self, key: Key, func: Any, args: Any, kwargs: Any) -> Any:
         given = arguments(func, args, kwargs)
-        self.norms |= {self.names[id(given[k])] for k in ("weight", "bias") if id(given.get(k)) in self.names}
+        own = {k: t for k in ("weight", "bias") if id(t := given.get(k)) in self.names}
+        self.norms |= {self.names[id(t)] for t in own.values()}
+        for name, t in given.items():  # other parameters: a part of one as the scale, one that is normalised itself
+            if isinstance(t, Tensor) and name not in own and self.shadows.positions(t) is not None:
+                self.shadows.lose(t, func.__name__)
         x = given["input"]
         out = self._quietly(func, args, kwargs)
         dim = self._dimension(x) if func in (F.layer_norm, F.rms_norm) else 1
@@ -203,8 +223,8 @@ class Trace(Calls):
         out = func(*args, **kwargs)
         x = args[0] if args else kwargs["input"]
         dim = self._dimension(x)
-        if dim is None or kwargs.get("inplace") or out.shape != x.shape:
-            return out
+        if dim is None or "out" in kwargs or out.shape != x.shape:
+            return out  # an operation in place needs no word: its labels are already always on
         sets = [self.shadows.labels.sets[label] for label in self._channels(x, dim).tolist()]
         self._mark(key, out, torch.tensor([min(s) if s is not None and len(s) == 1 else -1 for s in sets]), dim)
         return out

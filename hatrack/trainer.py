@@ -4,20 +4,22 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from hatrack.evaluate import evaluate
+from hatrack.evaluate import Evaluation
 from hatrack.feed import Feed
+from hatrack.graph import Engine, Recorded, choose, faster, own_stream
 from hatrack.method import Method
 from hatrack.regime import Pace, Regime
 from hatrack.rules import watched
 from hatrack.seeds import derive, generator, seeded
 from hatrack.split import Split, draw_crops
 from hatrack.task import Task
+from hatrack.turns import step_done, wait_for_gpu
 
 
 class Diverged(ArithmeticError):  # noqa: N818
@@ -53,6 +55,7 @@ class Moment(NamedTuple):
 
 Progress = Callable[[Moment], None]
 Step = Callable[[Tensor, Tensor], Tensor]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Optimizers:
@@ -79,24 +82,30 @@ class Optimizers:
             optimizer.step()
 
 
-def make_step(method: Method, split: Split, regime: Regime, optimizers: Optimizers) -> Step:
+def _as_it_is(function: F) -> F:
+    return function
+
+
+def make_step(method: Method, split: Split, regime: Regime, optimizers: Optimizers, *, compiled: bool = False) -> Step:
     """The step: the numbers of a batch's examples and its place in the epoch go in, the loss comes out.
 
     These two tensors are all that varies, so that the step can be recorded; `method.py` states the rule that it obeys.
     """
     steps = torch.full((), math.ceil(len(split) / regime.batch), device=split.y.device)
+    made = faster if compiled else _as_it_is
+    loss_of, edit_grads, constrain = made(method.loss), made(method.edit_grads), made(method.constrain)
 
     def step(index: Tensor, number: Tensor) -> Tensor:
         batch = split.take(index, number, steps, regime.batch)
         optimizers.zero_grad()
-        loss = method.loss(batch)
+        loss = loss_of(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            method.edit_grads(batch)
+            edit_grads(batch)
             if regime.clip:
                 nn.utils.clip_grad_norm_(optimizers.weights, regime.clip, foreach=True)
             optimizers.step()
-            method.constrain()
+            constrain()
         return loss.detach()
 
     return step
@@ -105,7 +114,15 @@ def make_step(method: Method, split: Split, regime: Regime, optimizers: Optimize
 class Course:
     """One fit under way. What changes from epoch to epoch: the method, the optimizers, the pace, the best state so far."""
 
-    def __init__(self, method: Method, task: Task, regime: Regime, plain: dict[nn.Parameter, float], seed: int) -> None:
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        regime: Regime,
+        plain: dict[nn.Parameter, float],
+        seed: int,
+        engine: Engine = "eager",
+    ) -> None:
         self.method, self.task, self.regime, self.seed = method, task, regime, seed
         self.weights = {name: p for name, p in method.named_parameters() if p.requires_grad and p not in plain}
         if not self.weights:
@@ -115,7 +132,12 @@ class Course:
             torch.zeros(len(task.train), 3, dtype=torch.int64, device=task.train.y.device) if task.train.augment else None
         )
         self.feed = Feed(replace(task.train, crops=crops), regime.batch)
-        self.step = make_step(method, self.feed.split, regime, self.optimizers)
+        device, batches = task.train.y.device, math.ceil(len(task.train) / regime.batch)
+        compiled, record = choose(engine, device, batches * regime.epochs)
+        self.step = make_step(method, self.feed.split, regime, self.optimizers, compiled=compiled)
+        self.total = torch.zeros((), dtype=torch.float64, device=device)  # of the losses of an epoch
+        self.count: Step = Recorded(self._count) if record else self._count
+        self.validate = Evaluation(method, task.valid, record=record)
         self.pace = Pace(regime)
         self.fitted = Fitted(task.index)
         self.best: dict[str, Tensor] = {}
@@ -125,7 +147,7 @@ class Course:
         number = len(self.fitted.epochs)
         self.optimizers.set_lr(self.pace.start(number))
         loss = self._pass(number)
-        score = evaluate(self.method, self.task.valid) if len(self.task.valid) else None
+        score = self.validate() if len(self.task.valid) else None
         for what, value in (("loss", loss), ("validation loss", 0.0 if score is None else score.loss)):
             if not math.isfinite(value):
                 where = f"task {self.task.name!r}, epoch {number + 1}"
@@ -146,10 +168,15 @@ class Course:
             if self.feed.split.crops is not None:
                 self.feed.split.crops.copy_(draw_crops(len(order), generator(self.seed, "crops", number)))
             places = torch.arange(math.ceil(len(order) / self.regime.batch), device=device)
-            total = torch.zeros((), dtype=torch.float64, device=device)
+            self.total.zero_()
             for place, index in zip(places, self.feed(order), strict=True):
-                total += self.step(index, place) * len(index)
-        return total.item() / len(self.task.train)
+                self.count(index, place)
+                step_done()
+        wait_for_gpu()
+        return self.total.item() / len(self.task.train)
+
+    def _count(self, index: Tensor, number: Tensor) -> Tensor:
+        return self.total.add_(self.step(index, number) * len(index))
 
     @property
     def over(self) -> bool:
@@ -181,10 +208,17 @@ class Trainer:
     """
 
     def __init__(
-        self, regime: Regime | None = None, *, seed: int = 0, progress: Progress | None = None, watch: bool = False
+        self,
+        regime: Regime | None = None,
+        *,
+        seed: int = 0,
+        progress: Progress | None = None,
+        watch: bool = False,
+        engine: Engine = "auto",
     ) -> None:
         self.regime = regime or Regime()
         self.seed = seed
+        self.engine = engine  # how steps run: see graph.py
         self.progress = progress
         self.watch = watch  # check that every step obeys the rule of the step (slow; for tests of methods)
         self.fits: list[Fitted] = []
@@ -199,7 +233,8 @@ class Trainer:
         past = self.past.setdefault(method, Past())
         number = past.fits[task.index]
         past.fits[task.index] += 1
-        course = Course(method, task, regime, plain or {}, derive(self.seed, "task", task.index, "fit", number))
+        engine: Engine = "eager" if self.watch else self.engine
+        course = Course(method, task, regime, plain or {}, derive(self.seed, "task", task.index, "fit", number), engine)
         for name, parameter in course.weights.items() if regime.keep_state else ():
             if name in past.kept:
                 course.optimizers.main.state[parameter] = {k: v.clone() for k, v in past.kept[name].items()}
@@ -212,6 +247,10 @@ class Trainer:
         self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any
     ) -> Fitted:
         """See `method.Fit`. The method ends up with its best weights on validation data, or the last if there is none."""
+        with own_stream(task.train.y.device):
+            return self._fit(method, task, plain, changes)
+
+    def _fit(self, method: Method, task: Task, plain: dict[nn.Parameter, float] | None, changes: dict[str, Any]) -> Fitted:
         before = {key: value.clone() for key, value in method.state_dict().items()}
         course = self.start(method, task, plain=plain, **changes)
         try:

@@ -14,7 +14,7 @@ from hatrack.options import parameters
 from hatrack.seeds import seeded
 from tests.toys import toy_tasks
 
-ISOLATED = ["frozen", "independent", "hat"]  # methods that promise to leave earlier tasks alone, bit for bit
+ISOLATED = ["frozen", "independent", "hat", "pmask"]  # methods that promise to leave earlier tasks alone, bit for bit
 UNTRAINED = ["random"]
 MULTI_ONLY = ["frozen"]
 OPTIMIZERS = {

@@ -5,6 +5,7 @@ from hatrack.methods.frozen import Frozen
 from hatrack.methods.hat import HAT
 from hatrack.methods.independent import Independent
 from hatrack.methods.joint import Joint
+from hatrack.methods.pmask import PMASK
 from hatrack.methods.random import Random
 
 METHODS: dict[str, type[Method]] = {
@@ -14,4 +15,5 @@ METHODS: dict[str, type[Method]] = {
     "joint": Joint,
     "random": Random,
     "hat": HAT,
+    "pmask": PMASK,
 }

@@ -1,0 +1,114 @@
+"""Several runs in one process: they take turns on the host while their work goes on side by side on one GPU.
+
+Each run is a thread with a stream of its own, and with its own state of torch's random generators, so that it draws the
+same numbers as if it were alone. Only the thread whose turn it is runs Python; it passes the turn on every few steps, and
+whenever it has to wait for the GPU.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+STEPS = 8  # steps of one run before another's turn
+
+_here = threading.local()
+
+
+class _Turns:
+    """Whose turn it is, first come first served."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.generator = torch.cuda.default_generators[device.index or 0]
+        self.guard = threading.Lock()
+        self.waiting: deque[threading.Semaphore] = deque()
+        self.taken = False
+
+    def take(self) -> None:
+        with self.guard:
+            if not self.taken:
+                self.taken = True
+                mine = None
+            else:
+                mine = threading.Semaphore(0)
+                self.waiting.append(mine)
+        if mine is not None:
+            mine.acquire()
+
+    def give(self) -> None:
+        with self.guard:
+            if self.waiting:
+                self.waiting.popleft().release()
+            else:
+                self.taken = False
+
+
+class _Place:
+    """A run's own generators and count of steps."""
+
+    def __init__(self, turns: _Turns) -> None:
+        self.turns, self.steps = turns, 0
+        self.cpu, self.gpu = torch.get_rng_state(), turns.generator.clone_state()
+
+    def enter(self) -> None:
+        self.turns.take()
+        torch.set_rng_state(self.cpu)
+        self.turns.generator.graphsafe_set_state(self.gpu)
+
+    def leave(self) -> None:
+        self.cpu = torch.get_rng_state()
+        self.turns.give()
+
+
+def step_done() -> None:
+    """After every step: now and then it is another run's turn."""
+    place: _Place | None = getattr(_here, "place", None)
+    if place is not None:
+        place.steps += 1
+        if place.steps % STEPS == 0:
+            place.leave()
+            place.enter()
+
+
+def wait_for_gpu() -> None:
+    """Before a value is read: others have their turn while the GPU works."""
+    place: _Place | None = getattr(_here, "place", None)
+    if place is not None:
+        place.leave()
+        torch.cuda.current_stream().synchronize()
+        place.enter()
+
+
+def side_by_side(work: Sequence[Callable[[], T]], device: torch.device, workers: int) -> list[T]:
+    """The results of all, in order; an error in one ends the others at their next turn."""
+    turns = _Turns(device)
+    outside = torch.get_rng_state(), turns.generator.graphsafe_get_state()
+    torch.cuda.synchronize(device)
+    failed = threading.Event()
+
+    def one(item: Callable[[], T]) -> T:
+        _here.place = _Place(turns)
+        _here.place.enter()
+        try:
+            if failed.is_set():
+                raise RuntimeError("another run failed")
+            with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+                return item()
+        except BaseException:
+            failed.set()
+            raise
+        finally:
+            _here.place.leave()
+            _here.place = None
+
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            futures = [pool.submit(one, item) for item in work]
+            return [future.result() for future in futures]
+    finally:
+        torch.set_rng_state(outside[0])
+        turns.generator.graphsafe_set_state(outside[1])
