@@ -1,0 +1,127 @@
+"""EWC: elastic weight consolidation (Kirkpatrick et al., PNAS 2017), https://arxiv.org/abs/1612.00796
+
+After a task, the Fisher information says how much each weight matters to it; while later tasks are learned, a spring of
+that stiffness pulls the weight back to the value it had. Springs to several anchors add up to one spring: the stiffnesses
+add, and the anchor is their weighted mean. So a step takes as long in the 200th task as in the second, with one anchor and
+one stiffness per weight; 002 has the same idea, but its formula lacks a factor 2 and pulls weights towards half the mean.
+A departure from the paper, by an option: no spring is stiffer than `limit`, because SGD overshoots those over 2 / lr.
+"""
+
+import math
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hatrack.fisher import Estimator, fisher_diagonal
+from hatrack.method import Fit, Method
+from hatrack.networks.network import Network
+from hatrack.options import Option, check
+from hatrack.task import Batch, Task
+from hatrack.vectors import values
+
+
+class EWC(Method):
+    """Elastic weight consolidation: the more an earlier task cares about a weight, the stiffer the spring that holds it.
+
+    The weights of the trunk are held, and the head if all tasks share it; heads of single tasks are left to their tasks.
+    """
+
+    paper: ClassVar[str] = "Kirkpatrick et al. 2017 (002)"
+    needs: ClassVar[str] = "task id at test, unless the head is shared"
+    costs: ClassVar[str] = "two numbers per weight; after a task, one pass over its data"
+
+    fisher: Tensor  # each (weights,)
+    anchor: Tensor
+    learned: Tensor
+
+    def __init__(
+        self,
+        net: Network,
+        *,
+        strength: Annotated[float, Option("lambda, stiffness of the springs: more forgets and learns less", low=0)] = 200.0,
+        limit: Annotated[
+            float,
+            Option("the largest STRENGTH times Fisher of a spring; those over 2 / lr explode; 0: no limit", low=0),
+        ] = 10.0,
+        anchors: Annotated[
+            Literal["all", "last", "mean", "online"],
+            Option(
+                "springs to the weights after every task; or to those after the last one, by its own Fisher, by the mean "
+                "over the tasks (the HAT authors), or by a sum that fades by DECAY"
+            ),
+        ] = "all",
+        decay: Annotated[float, Option("anchors 'online': what a task leaves of the Fisher before it", low=0, high=1)] = 0.9,
+        importance: Annotated[
+            Literal["fisher", "ones"], Option("stiffness by the Fisher information, or the same for all weights: plain L2")
+        ] = "fisher",
+        estimator: Annotated[
+            Estimator,
+            Option(
+                "the Fisher from single images with true labels, or with every label as often as it is expected, or as "
+                "the HAT authors from batches of 20 with dropout (about 1/20 of the first)"
+            ),
+        ] = "samples",
+        samples: Annotated[int, Option("training images that the Fisher is measured on; 0: all of the task", low=0)] = 0,
+        rescale: Annotated[bool, Option("scale every new Fisher to the range from 0 to 1")] = False,
+    ) -> None:
+        super().__init__(net)
+        check(EWC, locals())
+        self.strength, self.limit, self.anchors, self.decay = strength, limit, anchors, decay
+        self.importance = importance
+        self.estimator, self.samples, self.rescale = estimator, samples, rescale
+        now = values(self._weights()).detach()
+        self.register_buffer("fisher", torch.zeros_like(now))  # zeros: the first task feels no spring
+        self.register_buffer("anchor", now.clone())
+        self.register_buffer("learned", now.new_zeros(()))  # how many tasks
+
+    def _weights(self) -> list[nn.Parameter]:
+        """What tasks share. A head of a single task gets no gradient from others, so it needs no spring to stay."""
+        heads = self.net.heads.parameters() if self.net.shared else []
+        return [p for p in [*self.net.trunk.parameters(), *heads] if p.requires_grad]
+
+    def _grow(self) -> None:
+        """A shared head comes with the first task, if the network was made without any."""
+        missing = len(values(self._weights())) - len(self.fisher)
+        if missing:
+            self.fisher, self.anchor = F.pad(self.fisher, (0, missing)), F.pad(self.anchor, (0, missing))
+
+    def learn(self, task: Task, fit: Fit) -> None:
+        self._grow()
+        fit(self, task)
+        self.consolidate(self._measure(task))
+
+    def loss(self, batch: Batch) -> Tensor:
+        return super().loss(batch) + self.penalty()
+
+    def penalty(self) -> Tensor:
+        """(lambda / 2) sum F (theta - anchor)^2. With all anchors the tasks' own sum is larger by a constant."""
+        stiffness = (self.strength * self.fisher).clamp(max=self.limit or math.inf)
+        return stiffness @ (values(self._weights()) - self.anchor).square() / 2
+
+    def _measure(self, task: Task) -> Tensor:
+        """How much the task cares about each weight."""
+        if self.importance == "ones":
+            return torch.ones_like(self.fisher)
+        new = fisher_diagonal(self, task.train, task.index, self._weights(), samples=self.samples, estimator=self.estimator)
+        low, high = new.aminmax()
+        return (new - low) / (high - low) if self.rescale and high > low else new
+
+    @torch.no_grad()
+    def consolidate(self, new: Tensor) -> None:
+        """After a task with this Fisher: the springs that hold its weights from now on."""
+        now = values(self._weights())
+        match self.anchors:
+            case "all":  # sum_k F_k (theta - theta_k)^2 = S (theta - M)^2 + constant, S = sum F_k, M = sum F_k theta_k / S
+                total = self.fisher + new
+                now = torch.lerp(self.anchor, now, torch.where(total > 0, new / total, 1.0))
+                self.fisher.copy_(total)
+            case "last":
+                self.fisher.copy_(new)
+            case "mean":
+                self.fisher.mul_(self.learned).add_(new).div_(self.learned + 1)
+            case "online":
+                self.fisher.mul_(self.decay).add_(new)
+        self.anchor.copy_(now)
+        self.learned.add_(1)

@@ -1,0 +1,79 @@
+"""IMM-mean: incremental moment matching by the mean (Lee, Kim, Jun, Ha, Zhang, NeurIPS 2017), https://arxiv.org/abs/1703.08475
+
+The weights of a new task are looked for near those of the earlier ones (L2-transfer), so that the line between both stays
+good for all; then the network takes a point on that line. Averaged is what tasks share: a head of a single task stays as it
+was trained, since no other task has an opinion on it. Running statistics of norms stay those of the last task.
+"""
+
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hatrack.method import Fit, Method
+from hatrack.networks.network import Network
+from hatrack.options import Option, check
+from hatrack.task import Batch, Task
+from hatrack.vectors import set_values, values
+
+
+class IMMMean(Method):
+    """Incremental moment matching by the mean: after each task the weights become the mean over the tasks so far."""
+
+    paper: ClassVar[str] = "Lee et al. 2017 (001)"
+    needs: ClassVar[str] = "task id at test, unless the head is shared"
+    costs: ClassVar[str] = "one number per weight"
+
+    anchor: Tensor  # (weights,)
+    learned: Tensor
+
+    def __init__(
+        self,
+        net: Network,
+        *,
+        strength: Annotated[float, Option("pull towards the merged weights of the earlier tasks", low=0)] = 1e-4,
+        alpha: Annotated[
+            float, Option("share of the new task in the merge; 0: 1 / the number of tasks", low=0, high=1)
+        ] = 0.0,
+    ) -> None:
+        super().__init__(net)
+        check(IMMMean, locals())
+        self.strength, self.alpha = strength, alpha
+        now = values(self._weights()).detach()
+        self.register_buffer("anchor", now.clone())  # the merged weights of the tasks so far
+        self.register_buffer("learned", now.new_zeros(()))  # how many tasks
+
+    def _weights(self) -> list[nn.Parameter]:
+        """What tasks share: the trunk, and the head if there is one for all."""
+        heads = self.net.heads.parameters() if self.net.shared else []
+        return [p for p in [*self.net.trunk.parameters(), *heads] if p.requires_grad]
+
+    def _grow(self) -> None:
+        """A shared head comes with the first task, if the network was made without any."""
+        missing = len(values(self._weights())) - len(self.anchor)
+        if missing:
+            self.anchor = F.pad(self.anchor, (0, missing))
+
+    def learn(self, task: Task, fit: Fit) -> None:
+        self._grow()
+        fit(self, task)
+        self.merge()
+
+    def loss(self, batch: Batch) -> Tensor:
+        return super().loss(batch) + self.penalty()
+
+    def penalty(self) -> Tensor:
+        """L2-transfer: (strength / 2) sum (theta - anchor)^2, from the second task on."""
+        pull = self.strength / 2 * self.learned.clamp(max=1)
+        return pull * (values(self._weights()) - self.anchor).square().sum()
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """theta <- (theta + t anchor) / (t + 1) after t earlier tasks, or alpha theta + (1 - alpha) anchor."""
+        share = 1 / (self.learned + 1)
+        if self.alpha:
+            share = torch.where(self.learned > 0, self.alpha, share)
+        set_values(self._weights(), torch.lerp(self.anchor, values(self._weights()), share))
+        self.anchor.copy_(values(self._weights()))
+        self.learned.add_(1)

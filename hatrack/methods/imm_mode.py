@@ -1,0 +1,92 @@
+"""IMM-mode: incremental moment matching by the mode (Lee, Kim, Jun, Ha, Zhang, NeurIPS 2017), https://arxiv.org/abs/1703.08475
+
+As IMM-mean, but every weight is averaged by how much each task cares about it, its Fisher information: the result is the
+mode of the product of the tasks' Gaussian posteriors. In the HAT authors' code, whose numbers 001 reports, the result is
+never written into the network; `merge="none"` is what they ran.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hatrack.fisher import Estimator, fisher_diagonal
+from hatrack.method import Fit, Method
+from hatrack.networks.network import Network
+from hatrack.options import Option, check
+from hatrack.task import Batch, Task
+from hatrack.vectors import set_values, values
+
+
+class IMMMode(Method):
+    """Incremental moment matching by the mode: after each task the weights become the tasks' mean by Fisher information."""
+
+    paper: ClassVar[str] = "Lee et al. 2017 (001)"
+    needs: ClassVar[str] = "task id at test, unless the head is shared"
+    costs: ClassVar[str] = "two numbers per weight; after a task, one pass over its data"
+
+    fisher: Tensor  # each (weights,)
+    anchor: Tensor
+    learned: Tensor
+
+    def __init__(
+        self,
+        net: Network,
+        *,
+        strength: Annotated[float, Option("pull towards the merged weights of the earlier tasks", low=0)] = 0.01,
+        merge: Annotated[
+            Literal["mode", "none"], Option("average by the Fisher information, or not at all as in the HAT authors' code")
+        ] = "mode",
+        estimator: Annotated[
+            Estimator, Option("the Fisher from single images, or with expected labels, or from batches: as in ewc")
+        ] = "samples",
+        samples: Annotated[int, Option("training images that the Fisher is measured on; 0: all of the task", low=0)] = 0,
+    ) -> None:
+        super().__init__(net)
+        check(IMMMode, locals())
+        self.strength, self.merging, self.estimator, self.samples = strength, merge, estimator, samples
+        now = values(self._weights()).detach()
+        self.register_buffer("fisher", torch.zeros_like(now))  # summed over the tasks
+        self.register_buffer("anchor", now.clone())  # the merged weights of the tasks so far
+        self.register_buffer("learned", now.new_zeros(()))  # how many tasks
+
+    def _weights(self) -> list[nn.Parameter]:
+        """What tasks share: the trunk, and the head if there is one for all."""
+        heads = self.net.heads.parameters() if self.net.shared else []
+        return [p for p in [*self.net.trunk.parameters(), *heads] if p.requires_grad]
+
+    def _grow(self) -> None:
+        """A shared head comes with the first task, if the network was made without any."""
+        missing = len(values(self._weights())) - len(self.anchor)
+        if missing:
+            self.fisher, self.anchor = F.pad(self.fisher, (0, missing)), F.pad(self.anchor, (0, missing))
+
+    def learn(self, task: Task, fit: Fit) -> None:
+        self._grow()
+        fit(self, task)
+        if self.merging == "mode":
+            self.merge(self._measure(task))
+        self.anchor.copy_(values(self._weights()).detach())
+        self.learned.add_(1)
+
+    def _measure(self, task: Task) -> Tensor:
+        """How much the task cares about each weight, as it has just been trained."""
+        weights = self._weights()
+        return fisher_diagonal(self, task.train, task.index, weights, samples=self.samples, estimator=self.estimator)
+
+    def loss(self, batch: Batch) -> Tensor:
+        return super().loss(batch) + self.penalty()
+
+    def penalty(self) -> Tensor:
+        """L2-transfer: (strength / 2) sum (theta - anchor)^2, from the second task on."""
+        pull = self.strength / 2 * self.learned.clamp(max=1)
+        return pull * (values(self._weights()) - self.anchor).square().sum()
+
+    @torch.no_grad()
+    def merge(self, new: Tensor) -> None:
+        """theta <- (F_new theta + F anchor) / (F_new + F), F <- F_new + F; a weight that no task cares about stays."""
+        total = self.fisher + new
+        share = torch.where(total > 0, new / total, 1.0)
+        set_values(self._weights(), torch.lerp(self.anchor, values(self._weights()), share))
+        self.fisher.copy_(total)

@@ -1,0 +1,100 @@
+"""LFL: less-forgetting learning (Jung, Ju, Jung, Kim, 2016), https://arxiv.org/abs/1607.00122
+
+While a task is learned, the features that the heads read stay near those that the network had for the same images before
+the task. That old network is nothing to remember: it is what `learn` begins with.
+"""
+
+import copy
+from typing import Annotated, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hatrack.method import Fit, Method
+from hatrack.networks.network import Network
+from hatrack.options import Option, check
+from hatrack.task import Batch, Task, TaskId
+
+
+class LFL(Method):
+    """Less-forgetting learning: on the images of a new task, the trunk's features stay near what they were before it.
+
+    A dropout that ends the trunk is switched off, as in the HAT authors' network: its noise would be distance from the old
+    features, and pull all of them towards zero.
+    """
+
+    paper: ClassVar[str] = "Jung et al. 2016 (baseline of 001)"
+    needs: ClassVar[str] = "task id at test, unless the head is shared"
+    costs: ClassVar[str] = "a second copy of the trunk while a task is learned"
+
+    learned: Tensor
+
+    def __init__(
+        self,
+        net: Network,
+        *,
+        strength: Annotated[float, Option("weight of the old features: larger forgets less and learns less", low=0)] = 0.05,
+        freeze_head: Annotated[
+            bool, Option("a head that all tasks share learns the first task only, as in the paper")
+        ] = True,
+    ) -> None:
+        super().__init__(net)
+        check(LFL, locals())
+        self.strength, self.freeze_head = strength, freeze_head
+        self.switched_off = last_dropouts(net)
+        self.register_buffer("learned", torch.zeros(0, dtype=torch.bool, device=net.example.device))  # (tasks,)
+        self.teacher: list[nn.Module] = []  # the old trunk; in a list, so that it is no part of what is trained or kept
+        self._grow()
+
+    def _grow(self) -> None:
+        fresh = len(self.net.classes) - len(self.learned)
+        if fresh:
+            self.learned = torch.cat([self.learned, self.learned.new_zeros(fresh)])
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for name in self.switched_off:
+            self.net.trunk.get_submodule(name).eval()
+        return self
+
+    def forward(self, x: Tensor, task: TaskId) -> Tensor:
+        self._grow()
+        return super().forward(x, task)
+
+    def learn(self, task: Task, fit: Fit) -> None:
+        self.net.expect(task.index, task.name, task.classes, task.shape)
+        self._grow()
+        earlier = any(learned for k, learned in enumerate(self.learned.tolist()) if k != task.index)
+        self.teacher = [copy.deepcopy(self.net.trunk).eval().requires_grad_(False)] if earlier else []
+        stopped = self.net.heads if earlier and self.net.shared and self.freeze_head else nn.ModuleList()
+        try:
+            stopped.requires_grad_(False)
+            fit(self, task)
+        finally:
+            stopped.requires_grad_(True)
+            self.teacher = []
+        self.learned[task.index] = True
+
+    def loss(self, batch: Batch) -> Tensor:
+        features = self.net.trunk(batch.x)
+        loss = F.cross_entropy(self.net.head(features, batch.task), batch.y)
+        for teacher in self.teacher:  # one, or none
+            with torch.no_grad():
+                old = teacher(batch.x)
+            loss = loss + self.strength * (old - features).square().sum() / 2  # over the batch and the features
+        return loss
+
+
+def last_dropouts(net: Network) -> list[str]:
+    """The names of the dropouts that end the trunk: in evaluation mode they hand on the very tensor that it returns."""
+    outputs: dict[nn.Module, Tensor] = {}
+    named = {name: part for name, part in net.trunk.named_modules() if isinstance(part, nn.Dropout | nn.AlphaDropout)}
+    hooks = [part.register_forward_hook(lambda part, _, out: outputs.update({part: out})) for part in named.values()]
+    mode = net.training
+    with torch.no_grad():
+        features = net.eval().trunk(net.example)
+    net.train(mode)
+    for hook in hooks:
+        hook.remove()
+    return [name for name, part in named.items() if outputs.get(part) is features]

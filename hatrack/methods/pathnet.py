@@ -1,0 +1,199 @@
+"""PathNet (Fernando, Banarse, Blundell and others, 2017), https://arxiv.org/abs/1701.08734
+
+Every layer is a choice of small modules, and a task goes through a few of each: its path, the winner of a tournament. What
+lies on the path of a finished task never changes again. The tournament is that of the HAT authors' code
+(https://arxiv.org/abs/1801.01423), two paths at a time. Departures from it: the learning rate of a path falls between
+generations only; a module that a path names twice in a layer counts once, as in the paper.
+"""
+
+import math
+from typing import Annotated, ClassVar, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from hatrack.method import Fit, Method
+from hatrack.networks.init import initialise
+from hatrack.networks.network import Network, by_task
+from hatrack.networks.snapshot import Snapshot
+from hatrack.networks.stages import Stage, check_task, head_for, stages, training_only
+from hatrack.options import Option, check
+from hatrack.regime import Pace
+from hatrack.seeds import generator, seeded
+from hatrack.task import Task, TaskId
+from hatrack.trainer import Fitted, Trainer
+
+
+class Choice(nn.Module):
+    """The modules of one layer; its output is the sum over those that a path names."""
+
+    def __init__(self, parts: list[Stage]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor, genes: list[int]) -> Tensor:
+        first, *rest = [self.parts[gene](x) for gene in sorted(set(genes))]
+        return sum(rest, start=first)  # type: ignore[no-any-return]
+
+
+class Candidate(NamedTuple):
+    """A path in the tournament, and its learning rate."""
+
+    path: Tensor  # (layers, active)
+    pace: Pace
+
+
+class PathNet(Method):
+    """PathNet: every task goes through a few modules of each layer, found by a tournament and frozen afterwards."""
+
+    paper: ClassVar[str] = "Fernando et al. 2017"
+    needs: ClassVar[str] = "task id at test; a sequential trunk; validation data, to tell the better path"
+    costs: ClassVar[str] = "up to twice the epochs; a path per task"
+
+    paths: Tensor
+
+    def __init__(
+        self,
+        net: Network,
+        *,
+        modules: Annotated[int, Option("modules to choose from in each layer", low=1)] = 16,
+        active: Annotated[int, Option("modules of each layer that a path goes through, at most", low=1)] = 3,
+        expand: Annotated[float, Option("width of a module, as a share of the network's layer", above=0)] = 0.258,
+        generations: Annotated[int, Option("rounds of the tournament, which share the epochs", low=1)] = 20,
+        mutations: Annotated[float, Option("modules of a path that a mutation draws anew, on average", low=0)] = 1.0,
+    ) -> None:
+        super().__init__(net)
+        check(PathNet, locals())
+        if active > modules:
+            raise ValueError(f"active must be at most {modules}, the number of modules, not {active}")
+        self.count, self.active, self.expand = modules, active, expand
+        self.generations, self.mutations = generations, mutations
+        self.pattern = stages(net)
+        self.choices = self._new_choices()  # one per layer
+        self.heads = nn.ModuleList()  # one per task
+        rows = torch.zeros(0, len(self.pattern), active, dtype=torch.int64, device=net.example.device)
+        self.register_buffer("paths", rows)  # (tasks, layers, active); -1: not learned yet
+        self.learning = -1  # the task being learned, and the path it is trying
+        self.path: list[list[int]] = []
+        self._grow()
+
+    @torch.no_grad()
+    def _new_choices(self) -> nn.ModuleList:
+        """All modules as they are before any training; they depend on the seed alone."""
+        choices = nn.ModuleList()
+        x = self.net.example.cpu()
+        with seeded(self.net.seed, "modules"):
+            for stage in self.pattern:
+                width = max(1, int(self.expand * stage.width))
+                parts = [stage.fresh(x, width) for _ in range(self.count)]
+                x = parts[0](x)
+                choices.append(Choice(parts))
+            initialise(choices, self.net.init)
+        self.features = x.shape[1]
+        return choices.to(self.net.example)
+
+    def _grow(self) -> None:
+        for task in range(len(self.heads), len(self.net.classes)):
+            self.heads.append(head_for(self.net, task, self.features))
+            self.paths = torch.cat([self.paths, self.paths.new_full((1, *self.paths.shape[1:]), -1)])
+
+    def forward(self, x: Tensor, task: TaskId) -> Tensor:
+        self._grow()
+        if isinstance(task, Tensor):
+            return by_task([self(x, k) for k in range(len(self.heads))], task)
+        check_task(self.net, task)
+        # A task that is not learned yet goes through the first module of every layer.
+        path = self.path if task == self.learning else self.paths[task].clamp(min=0).tolist()
+        for choice, genes in zip(self.choices, path, strict=True):
+            x = choice(x, genes)
+        return self.heads[task](x)  # type: ignore[no-any-return]
+
+    # Learning
+
+    def learn(self, task: Task, fit: Fit) -> None:
+        self.net.expect(task.index, task.name, task.classes, task.shape)
+        self._grow()
+        before = Snapshot(self)
+        self.learning = task.index
+        try:
+            frozen = self.used(besides=task.index)
+            self._restart(frozen)
+            self.paths[task.index] = self._tournament(task, fit, frozen)
+        except BaseException:
+            before.restore(self)
+            raise
+        finally:
+            self.learning = -1
+
+    def used(self, besides: int = -1) -> set[tuple[int, int]]:
+        """The modules (layer, number) on the paths of finished tasks, but for one task that is learned again."""
+        return {
+            (layer, gene)
+            for task, path in enumerate(self.paths.tolist())
+            for layer, genes in enumerate(path)
+            for gene in genes
+            if task != besides and gene >= 0
+        }
+
+    def part(self, layer: int, number: int) -> nn.Module:
+        return self.choices.get_submodule(f"{layer}.parts.{number}")
+
+    def _restart(self, frozen: set[tuple[int, int]]) -> None:
+        """Every module that no finished task uses as it was in the beginning."""
+        fresh = self._new_choices()
+        for layer in range(len(self.choices)):
+            for number in range(self.count):
+                if (layer, number) not in frozen:
+                    self.part(layer, number).load_state_dict(fresh.get_submodule(f"{layer}.parts.{number}").state_dict())
+
+    def _tournament(self, task: Task, fit: Fit, frozen: set[tuple[int, int]]) -> Tensor:
+        """The path with the lowest validation loss of all that were tried; the method is left with its best weights."""
+        regime = cast(Trainer, fit).regime.at(task.index)  # the epochs to share, and how the learning rate falls
+        rounds = min(self.generations, regime.epochs)
+        epochs = regime.epochs // rounds
+        source = generator(self.net.seed, "tournament", task.index)
+        two = [Candidate(draw(len(self.pattern), self.active, self.count, source), Pace(regime)) for _ in range(2)]
+        winner, lowest, best = 0, math.inf, Snapshot(self)
+        for first in range(0, rounds * epochs, epochs):
+            for k, candidate in enumerate(two):
+                loss = self._train(candidate, frozen, task, fit, range(first, first + epochs))
+                if loss < lowest:
+                    winner, lowest, best = k, loss, Snapshot(self)
+            best.restore(self)
+            if two[winner].pace.over:
+                break
+            path = two[winner].path
+            two[1 - winner] = Candidate(mutated(path, self.mutations / path.numel(), self.count, source), Pace(regime))
+            two[1 - winner].pace.lr = two[winner].pace.lr
+        return two[winner].path
+
+    def _train(self, one: Candidate, frozen: set[tuple[int, int]], task: Task, fit: Fit, epochs: range) -> float:
+        """Train what is free on one path; the validation loss it ends with (without such data, that of training)."""
+        self.path = one.path.tolist()
+        free = {(layer, gene) for layer, genes in enumerate(self.path) for gene in genes} - frozen
+        parts = [self.heads[task.index], *(self.part(*place) for place in free)]
+        with training_only(self, [p for part in parts for p in part.parameters()]):
+            fitted: Fitted = fit(self, task, epochs=len(epochs), lr=one.pace.start(epochs.start), schedule="constant")
+        losses = [e.loss if e.valid_loss is None else e.valid_loss for e in fitted.epochs]
+        for loss in losses:
+            one.pace.end(loss)
+        return losses[fitted.best]
+
+    # Looking at it
+
+    def usage(self) -> dict[str, float]:
+        """The share of the modules of every layer that finished tasks use."""
+        used = self.used()
+        return {s.name: sum(k == layer for layer, _ in used) / self.count for k, s in enumerate(self.pattern)}
+
+
+def draw(layers: int, active: int, count: int, source: torch.Generator) -> Tensor:
+    """A path at random (layers, active): different modules in each layer."""
+    return torch.stack([torch.randperm(count, generator=source)[:active] for _ in range(layers)])
+
+
+def mutated(path: Tensor, chance: float, count: int, source: torch.Generator) -> Tensor:
+    """A copy in which every gene has moved, with that chance, by -2 to 2 modules, the last being next to the first."""
+    changed = torch.rand(path.shape, generator=source) < chance
+    steps = torch.randint(-2, 3, path.shape, generator=source)
+    return torch.where(changed, (path + steps) % count, path)

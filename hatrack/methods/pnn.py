@@ -1,0 +1,173 @@
+"""PNN: progressive neural networks (Rusu, Rabinowitz, Desjardins and others, 2016), https://arxiv.org/abs/1606.04671
+
+A new column of layers for every task, which reads the hidden layers of all columns before it; those never change again.
+The details are those of the HAT authors' code (https://arxiv.org/abs/1801.01423). Departures from it: earlier columns have
+their dropout off; the laterals into the outputs, which that code has but never uses, are not there.
+"""
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hatrack.method import Fit, Method
+from hatrack.networks.init import initialise
+from hatrack.networks.network import Network, by_task
+from hatrack.networks.stages import Stage, check_task, head_for, layer_like, stages, training_only
+from hatrack.options import Option, check
+from hatrack.seeds import seeded
+from hatrack.task import Task, TaskId
+
+
+class Lateral(nn.Module):
+    """What the earlier columns add to a layer of a new one: U relu(V [scale_1 h_1, scale_2 h_2, ...])."""
+
+    def __init__(self, layer: nn.Module, columns: int, inputs: int, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(columns))
+        kind: Any = type(layer)
+        self.v: nn.Module = nn.Linear(columns * inputs, inputs) if kind is nn.Linear else kind(columns * inputs, inputs, 1)
+        self.u = layer_like(layer, inputs, width)
+
+    def forward(self, hidden: list[Tensor]) -> Tensor:
+        scaled = [scale * h for scale, h in zip(self.scale, hidden, strict=True)]
+        return self.u(F.relu(self.v(torch.cat(scaled, 1))))  # type: ignore[no-any-return]
+
+
+class Column(nn.Module):
+    """The stages of one column, and a lateral into each of them but the first."""
+
+    def __init__(self, parts: list[Stage], laterals: list[Lateral]) -> None:
+        super().__init__()
+        self.stages, self.laterals = nn.ModuleList(parts), nn.ModuleList(laterals)
+
+    def forward(self, x: Tensor, earlier: list[list[Tensor]]) -> list[Tensor]:
+        """The outputs of its stages, given those of all earlier columns."""
+        hidden: list[Tensor] = []
+        for number, stage in enumerate(self.stages):
+            more = self.laterals[number - 1]([h[number - 1] for h in earlier]) if number and earlier else None
+            hidden.append(stage(hidden[-1] if number else x, more))
+        return hidden
+
+
+class PNN(Method):
+    """Progressive neural networks: a column per task that reads the frozen columns of all earlier tasks."""
+
+    paper: ClassVar[str] = "Rusu et al. 2016"
+    needs: ClassVar[str] = "task id at test; a sequential trunk"
+    costs: ClassVar[str] = "a column per task, with laterals from every earlier one"
+
+    owned: Tensor
+
+    def __init__(
+        self,
+        net: Network,
+        *,
+        columns: Annotated[
+            Literal["full", "budget"], Option("as wide as the network, or so narrow that all columns are about its size")
+        ] = "full",
+        budget_tasks: Annotated[
+            int, Option("columns that share the budget; 0: as many as the network has tasks in the beginning", low=0)
+        ] = 0,
+        expand: Annotated[
+            float, Option("budget: a column has EXPAND / BUDGET_TASKS of the network's width", above=0)
+        ] = 1.117,
+    ) -> None:
+        super().__init__(net)
+        check(PNN, locals())
+        self.pattern = stages(net)
+        self.full = columns == "full"
+        share = budget_tasks or max(1, len(net.classes))
+        self.widths = [s.width if self.full else max(1, int(expand * s.width / share)) for s in self.pattern]
+        self.features = net.features
+        self.columns = nn.ModuleList()  # in the order in which they are learned
+        self.heads = nn.ModuleList()  # one per task
+        self.register_buffer("owned", torch.zeros(0, dtype=torch.int64, device=net.example.device))
+        self.learning = self.column = -1  # the task being learned, and its column
+        self._grow()
+
+    # Columns
+
+    def _grow(self) -> None:
+        """A head and room for a column for every task that the network knows of."""
+        for task in range(len(self.heads), len(self.net.classes)):
+            self._add_column()
+            own = self.full and task < len(self.net.heads)
+            self.heads.append(self.net.heads[task] if own else head_for(self.net, task, self.features))
+            self.owned = torch.cat([self.owned, self.owned.new_full((1,), -1)])  # the task's column; -1: not learned yet
+
+    @torch.no_grad()
+    def _add_column(self) -> None:
+        """Its weights depend on the seed and its number only; the first of full width is the trunk itself."""
+        number = len(self.columns)
+        if self.full and number == 0:
+            self.columns.append(Column(self.pattern, []))
+            return
+        parts: list[Stage] = []
+        laterals: list[Lateral] = []
+        x = self.net.example.cpu()
+        with seeded(self.net.seed, "column", number):
+            for stage, width in zip(self.pattern, self.widths, strict=True):
+                if parts and number:
+                    laterals.append(Lateral(stage.layer, number, x.shape[1], width))
+                parts.append(stage.fresh(x, width))
+                x = parts[-1](x)
+            column = Column(parts, laterals)
+            initialise(column, self.net.init)
+        self.columns.append(column.to(self.net.example))
+        self.features = x.shape[1]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Room first for the columns of that state: they are more than the tasks if some were learned again."""
+        numbers = {key.split(".")[1] for key in state_dict if key.startswith("columns.")}
+        while len(self.columns) < len(numbers):
+            self._add_column()
+        del self.columns[max(len(numbers), len(self.heads)) :]
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def train(self, mode: bool = True) -> Self:
+        """Dropout acts in the column that is being learned, not in the finished ones that it reads."""
+        super().train(mode)
+        for number, column in enumerate(self.columns):
+            column.train(mode and number == self.column)
+        return self
+
+    # Forward
+
+    def column_of(self, task: int) -> int:
+        """The column that answers for a task; the next one, if the task is not learned yet."""
+        if task == self.learning:
+            return self.column
+        own = int(self.owned[task])
+        return own if own >= 0 else int(self.owned.max()) + 1
+
+    def forward(self, x: Tensor, task: TaskId) -> Tensor:
+        self._grow()
+        if isinstance(task, Tensor):
+            return by_task([self(x, k) for k in range(len(self.heads))], task)
+        check_task(self.net, task)
+        hidden: list[list[Tensor]] = []
+        for column in islice(self.columns, self.column_of(task) + 1):
+            hidden.append(column(x, hidden))
+        return self.heads[task](hidden[-1][-1])  # type: ignore[no-any-return]
+
+    # Learning
+
+    def learn(self, task: Task, fit: Fit) -> None:
+        self.net.expect(task.index, task.name, task.classes, task.shape)
+        self._grow()
+        column = int(self.owned.max()) + 1
+        waiting = int((self.owned < 0).sum())  # tasks that have no column of their own yet
+        again = bool(self.owned[task.index] >= 0)  # then it needs one more, since others may read the one it had
+        while len(self.columns) < column + waiting + again:
+            self._add_column()
+        self.learning, self.column = task.index, column
+        try:
+            with training_only(self, [*self.columns[column].parameters(), *self.heads[task.index].parameters()]):
+                fit(self, task)
+            self.owned[task.index] = column
+        finally:
+            self.learning = self.column = -1

@@ -1,0 +1,80 @@
+"""SI: synaptic intelligence (Zenke, Poole, Ganguli, ICML 2017), https://arxiv.org/abs/1703.04200
+
+Every weight keeps account of how much of the fall of the loss its own movement brought about (the path integral of the
+gradient); what a weight has earned so far is the stiffness that holds it while later tasks are learned. The penalty is
+added to the gradients rather than to the loss: the account needs the gradient of the plain loss, and an optimizer can be
+given both with one backward pass. So the loss that training reports is the plain one.
+"""
+
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from hatrack.method import Fit, Method
+from hatrack.networks.network import Network
+from hatrack.options import Option, check
+from hatrack.task import Batch, Task
+from hatrack.vectors import grads, set_grads, values
+
+
+class SI(Method):
+    """Synaptic intelligence: a weight that earned much of the fall of earlier losses is held by a stiff spring.
+
+    The weights of the trunk are held, and the head if all tasks share it; heads of single tasks are left to their tasks.
+    """
+
+    paper: ClassVar[str] = "Zenke et al. 2017"
+    needs: ClassVar[str] = "task id at test, unless the head is shared"
+    costs: ClassVar[str] = "three numbers per weight, and two more while a task is learned"
+
+    importance: Tensor  # each (weights,)
+    anchor: Tensor
+    path: Tensor
+    gradient: Tensor
+    before: Tensor
+
+    def __init__(
+        self,
+        net: Network,
+        *,
+        c: Annotated[float, Option("strength of the springs: larger forgets less and learns less", low=0)] = 0.1,
+        xi: Annotated[float, Option("damping: keeps weights that hardly moved from having huge importances", above=0)] = 0.1,
+    ) -> None:
+        super().__init__(net)
+        check(SI, locals())
+        self.c, self.xi = c, xi
+        now = values(self._weights()).detach()
+        self.register_buffer("importance", torch.zeros_like(now))  # Omega
+        self.register_buffer("anchor", now.clone())  # the weights after the last task
+        self.register_buffer("path", torch.zeros_like(now))  # omega: what each weight has earned in this task
+        for name in ("gradient", "before"):  # of the plain loss, and the weights, at the beginning of a step
+            self.register_buffer(name, torch.zeros_like(now), persistent=False)
+
+    def _weights(self) -> list[nn.Parameter]:
+        heads = list(self.net.heads.parameters()) if self.net.shared else []
+        return [p for p in [*self.net.trunk.parameters(), *heads] if p.requires_grad]
+
+    def learn(self, task: Task, fit: Fit) -> None:
+        start = values(self._weights()).detach()
+        fit(self, task)
+        self.consolidate(start)
+
+    @torch.no_grad()
+    def consolidate(self, start: Tensor) -> None:
+        """After a task that began with the weights `start`: what each weight earned becomes importance (Eq. 5)."""
+        now = values(self._weights())
+        self.importance.add_(self.path / ((now - start).square() + self.xi)).relu_()
+        self.anchor.copy_(now)
+        self.path.zero_()
+
+    def edit_grads(self, batch: Batch) -> None:
+        """Take down the gradient of the plain loss; then add that of the penalty c sum Omega (theta - anchor)^2 (Eq. 4)."""
+        weights = self._weights()
+        self.gradient.copy_(grads(weights))
+        self.before.copy_(values(weights))
+        set_grads(weights, self.gradient + 2 * self.c * self.importance * (self.before - self.anchor))
+
+    def constrain(self) -> None:
+        """The account: minus the gradient times what the optimizer really did, whichever it is."""
+        self.path.sub_(self.gradient * (values(self._weights()) - self.before))
