@@ -332,7 +332,6 @@ def test_embeddings_start_as_asked():
     assert not torch.equal(uniform.embeddings[0], uniform.embeddings[1])
 
 
-
 def test_a_module_that_is_used_twice():
     """Its second use is not passed over, and its weights are held for both."""
     tasks = toy_tasks(3)

@@ -27,11 +27,11 @@ def make(tasks, kind, *, trunk=None, known=None, heads="multi", **options) -> Me
 
 def made_up(method: Method, count: int) -> list[list[torch.Tensor]]:
     draw = torch.Generator().manual_seed(0)
-    return [[torch.randn(p.shape, generator=draw, dtype=torch.float64) for p in method._weights()] for _ in range(count)]
+    return [[torch.randn(p.shape, generator=draw, dtype=torch.float64) for p in method.net.common()] for _ in range(count)]
 
 
 def put(method: Method, weights: list[torch.Tensor]) -> None:
-    for parameter, value in zip(method._weights(), weights, strict=True):
+    for parameter, value in zip(method.net.common(), weights, strict=True):
         parameter.data.copy_(value)
 
 
@@ -42,12 +42,12 @@ def test_the_mean_is_over_all_tasks(heads):
     for number, weights in enumerate(tasks):
         put(method, weights)
         method.merge()
-        for k, parameter in enumerate(method._weights()):
+        for k, parameter in enumerate(method.net.common()):
             expected = torch.zeros_like(parameter)
             for earlier in tasks[: number + 1]:
                 expected += earlier[k] / (number + 1)
             torch.testing.assert_close(parameter.data, expected, rtol=1e-12, atol=1e-12)
-        assert torch.equal(method.anchor, values(method._weights()))
+        assert torch.equal(method.anchor, values(method.net.common()))
 
 
 def test_alpha_is_the_share_of_the_new_task():
@@ -56,7 +56,7 @@ def test_alpha_is_the_share_of_the_new_task():
     for weights in tasks:
         put(method, weights)
         method.merge()
-    for k, parameter in enumerate(method._weights()):
+    for k, parameter in enumerate(method.net.common()):
         expected = 0.7 * (0.7 * tasks[0][k] + 0.3 * tasks[1][k]) + 0.3 * tasks[2][k]
         torch.testing.assert_close(parameter.data, expected, rtol=1e-12, atol=1e-12)
 
@@ -72,9 +72,9 @@ def test_the_mode_weighs_by_fisher_information():
     for weights, fisher in zip(tasks, fishers, strict=True):
         put(method, weights)
         method.merge(fisher)
-        method.anchor.copy_(values(method._weights()).detach())
+        method.anchor.copy_(values(method.net.common()).detach())
     flat = [torch.cat([w.reshape(-1) for w in weights]) for weights in tasks]
-    merged = values(method._weights())
+    merged = values(method.net.common())
     for i in range(size):
         total = sum(fisher[i] for fisher in fishers)
         expected = sum(f[i] * w[i] for f, w in zip(fishers, flat, strict=True)) / total if total else flat[-1][i]
@@ -94,20 +94,20 @@ def test_learning_merges_what_tasks_share(kind, heads):
     fits = [Trainer(Regime(epochs=3, batch=16, lr=0.1)) for _ in range(2)]
     for one, fit in zip((method, plain), fits, strict=True):
         one.learn(tasks[0], fit)
-    assert torch.equal(values(method._weights()), values(plain._weights())), "after one task there is nothing to merge"
-    before = values(method._weights()).detach()
-    first = loop(plain, tasks[0].train, 0, plain._weights())
+    assert torch.equal(values(method.net.common()), values(plain.net.common())), "after one task there is nothing to merge"
+    before = values(method.net.common()).detach()
+    first = loop(plain, tasks[0].train, 0, plain.net.common())
     for one, fit in zip((method, plain), fits, strict=True):
         one.learn(tasks[1], fit)
-    now = values(plain._weights()).detach()  # as trained
+    now = values(plain.net.common()).detach()  # as trained
     if kind == "imm-mean":
         expected = (before + now) / 2
     else:
-        second = loop(plain, tasks[1].train, 1, plain._weights())
+        second = loop(plain, tasks[1].train, 1, plain.net.common())
         expected = torch.where(first + second > 0, (first * before + second * now) / (first + second), now)
     assert (now - before).norm() > 0.1
-    torch.testing.assert_close(values(method._weights()).detach(), expected, rtol=1e-3, atol=1e-5)
-    assert torch.equal(method.anchor, values(method._weights()))
+    torch.testing.assert_close(values(method.net.common()).detach(), expected, rtol=1e-3, atol=1e-5)
+    assert torch.equal(method.anchor, values(method.net.common()))
     if heads == "multi":
         for ours, trained in zip(method.net.heads.parameters(), plain.net.heads.parameters(), strict=True):
             assert torch.equal(ours, trained), "heads of single tasks are not merged"
@@ -141,17 +141,17 @@ def test_the_first_task_is_plain_sgd(kind):
 def test_the_pull_is_l2_towards_the_merged_weights(kind):
     tasks = toy_tasks(1)
     method = make(tasks, kind, strength=3.0)
-    set_values(method._weights(), method.anchor + 1)
+    set_values(method.net.common(), method.anchor + 1)
     assert method.penalty().item() == 0, "nothing pulls in the first task"
     learn(method, tasks)
     target = method.anchor.clone()
-    assert torch.equal(target, values(method._weights()))
+    assert torch.equal(target, values(method.net.common()))
     shift = torch.linspace(-1, 1, len(target))
-    set_values(method._weights(), target + shift)
+    set_values(method.net.common(), target + shift)
     penalty = method.penalty()
     penalty.backward()
     assert penalty.item() == pytest.approx(3 / 2 * (shift**2).sum().item(), rel=1e-4)
-    torch.testing.assert_close(grads(method._weights()), 3 * shift, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grads(method.net.common()), 3 * shift, rtol=1e-4, atol=1e-5)
 
 
 @BOTH
@@ -184,7 +184,7 @@ def test_a_network_without_tasks_gets_its_shared_head_later(kind):
         method.net.add_task(task.classes)
     for one in (method, twin):
         learn(one, tasks)
-    assert torch.equal(values(method._weights()), values(twin._weights()))
+    assert torch.equal(values(method.net.common()), values(twin.net.common()))
 
 
 def test_options_are_checked():

@@ -11,7 +11,7 @@ import math
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from hatrack.fisher import Estimator, fisher_diagonal
@@ -71,19 +71,14 @@ class EWC(Method):
         self.strength, self.limit, self.anchors, self.decay = strength, limit, anchors, decay
         self.importance = importance
         self.estimator, self.samples, self.rescale = estimator, samples, rescale
-        now = values(self._weights()).detach()
+        now = values(self.net.common()).detach()
         self.register_buffer("fisher", torch.zeros_like(now))  # zeros: the first task feels no spring
         self.register_buffer("anchor", now.clone())
         self.register_buffer("learned", now.new_zeros(()))  # how many tasks
 
-    def _weights(self) -> list[nn.Parameter]:
-        """What tasks share. A head of a single task gets no gradient from others, so it needs no spring to stay."""
-        heads = self.net.heads.parameters() if self.net.shared else []
-        return [p for p in [*self.net.trunk.parameters(), *heads] if p.requires_grad]
-
     def _grow(self) -> None:
         """A shared head comes with the first task, if the network was made without any."""
-        missing = len(values(self._weights())) - len(self.fisher)
+        missing = len(values(self.net.common())) - len(self.fisher)
         if missing:
             self.fisher, self.anchor = F.pad(self.fisher, (0, missing)), F.pad(self.anchor, (0, missing))
 
@@ -98,20 +93,22 @@ class EWC(Method):
     def penalty(self) -> Tensor:
         """(lambda / 2) sum F (theta - anchor)^2. With all anchors the tasks' own sum is larger by a constant."""
         stiffness = (self.strength * self.fisher).clamp(max=self.limit or math.inf)
-        return stiffness @ (values(self._weights()) - self.anchor).square() / 2
+        return stiffness @ (values(self.net.common()) - self.anchor).square() / 2
 
     def _measure(self, task: Task) -> Tensor:
         """How much the task cares about each weight."""
         if self.importance == "ones":
             return torch.ones_like(self.fisher)
-        new = fisher_diagonal(self, task.train, task.index, self._weights(), samples=self.samples, estimator=self.estimator)
+        new = fisher_diagonal(
+            self, task.train, task.index, self.net.common(), samples=self.samples, estimator=self.estimator
+        )
         low, high = new.aminmax()
         return (new - low) / (high - low) if self.rescale and high > low else new
 
     @torch.no_grad()
     def consolidate(self, new: Tensor) -> None:
         """After a task with this Fisher: the springs that hold its weights from now on."""
-        now = values(self._weights())
+        now = values(self.net.common())
         match self.anchors:
             case "all":  # sum_k F_k (theta - theta_k)^2 = S (theta - M)^2 + constant, S = sum F_k, M = sum F_k theta_k / S
                 total = self.fisher + new

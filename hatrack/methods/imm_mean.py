@@ -8,7 +8,7 @@ was trained, since no other task has an opinion on it. Running statistics of nor
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from hatrack.method import Fit, Method
@@ -40,18 +40,13 @@ class IMMMean(Method):
         super().__init__(net)
         check(IMMMean, locals())
         self.strength, self.alpha = strength, alpha
-        now = values(self._weights()).detach()
+        now = values(self.net.common()).detach()
         self.register_buffer("anchor", now.clone())  # the merged weights of the tasks so far
         self.register_buffer("learned", now.new_zeros(()))  # how many tasks
 
-    def _weights(self) -> list[nn.Parameter]:
-        """What tasks share: the trunk, and the head if there is one for all."""
-        heads = self.net.heads.parameters() if self.net.shared else []
-        return [p for p in [*self.net.trunk.parameters(), *heads] if p.requires_grad]
-
     def _grow(self) -> None:
         """A shared head comes with the first task, if the network was made without any."""
-        missing = len(values(self._weights())) - len(self.anchor)
+        missing = len(values(self.net.common())) - len(self.anchor)
         if missing:
             self.anchor = F.pad(self.anchor, (0, missing))
 
@@ -66,7 +61,7 @@ class IMMMean(Method):
     def penalty(self) -> Tensor:
         """L2-transfer: (strength / 2) sum (theta - anchor)^2, from the second task on."""
         pull = self.strength / 2 * self.learned.clamp(max=1)
-        return pull * (values(self._weights()) - self.anchor).square().sum()
+        return pull * (values(self.net.common()) - self.anchor).square().sum()
 
     @torch.no_grad()
     def merge(self) -> None:
@@ -74,6 +69,6 @@ class IMMMean(Method):
         share = 1 / (self.learned + 1)
         if self.alpha:
             share = torch.where(self.learned > 0, self.alpha, share)
-        set_values(self._weights(), torch.lerp(self.anchor, values(self._weights()), share))
-        self.anchor.copy_(values(self._weights()))
+        set_values(self.net.common(), torch.lerp(self.anchor, values(self.net.common()), share))
+        self.anchor.copy_(values(self.net.common()))
         self.learned.add_(1)

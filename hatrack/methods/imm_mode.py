@@ -8,7 +8,7 @@ never written into the network; `merge="none"` is what they ran.
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from hatrack.fisher import Estimator, fisher_diagonal
@@ -46,19 +46,14 @@ class IMMMode(Method):
         super().__init__(net)
         check(IMMMode, locals())
         self.strength, self.merging, self.estimator, self.samples = strength, merge, estimator, samples
-        now = values(self._weights()).detach()
+        now = values(self.net.common()).detach()
         self.register_buffer("fisher", torch.zeros_like(now))  # summed over the tasks
         self.register_buffer("anchor", now.clone())  # the merged weights of the tasks so far
         self.register_buffer("learned", now.new_zeros(()))  # how many tasks
 
-    def _weights(self) -> list[nn.Parameter]:
-        """What tasks share: the trunk, and the head if there is one for all."""
-        heads = self.net.heads.parameters() if self.net.shared else []
-        return [p for p in [*self.net.trunk.parameters(), *heads] if p.requires_grad]
-
     def _grow(self) -> None:
         """A shared head comes with the first task, if the network was made without any."""
-        missing = len(values(self._weights())) - len(self.anchor)
+        missing = len(values(self.net.common())) - len(self.anchor)
         if missing:
             self.fisher, self.anchor = F.pad(self.fisher, (0, missing)), F.pad(self.anchor, (0, missing))
 
@@ -67,12 +62,12 @@ class IMMMode(Method):
         fit(self, task)
         if self.merging == "mode":
             self.merge(self._measure(task))
-        self.anchor.copy_(values(self._weights()).detach())
+        self.anchor.copy_(values(self.net.common()).detach())
         self.learned.add_(1)
 
     def _measure(self, task: Task) -> Tensor:
         """How much the task cares about each weight, as it has just been trained."""
-        weights = self._weights()
+        weights = self.net.common()
         return fisher_diagonal(self, task.train, task.index, weights, samples=self.samples, estimator=self.estimator)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -81,12 +76,12 @@ class IMMMode(Method):
     def penalty(self) -> Tensor:
         """L2-transfer: (strength / 2) sum (theta - anchor)^2, from the second task on."""
         pull = self.strength / 2 * self.learned.clamp(max=1)
-        return pull * (values(self._weights()) - self.anchor).square().sum()
+        return pull * (values(self.net.common()) - self.anchor).square().sum()
 
     @torch.no_grad()
     def merge(self, new: Tensor) -> None:
         """theta <- (F_new theta + F anchor) / (F_new + F), F <- F_new + F; a weight that no task cares about stays."""
         total = self.fisher + new
         share = torch.where(total > 0, new / total, 1.0)
-        set_values(self._weights(), torch.lerp(self.anchor, values(self._weights()), share))
+        set_values(self.net.common(), torch.lerp(self.anchor, values(self.net.common()), share))
         self.fisher.copy_(total)

@@ -9,7 +9,7 @@ given both with one backward pass. So the loss that training reports is the plai
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hatrack.method import Fit, Method
 from hatrack.networks.network import Network
@@ -44,37 +44,33 @@ class SI(Method):
         super().__init__(net)
         check(SI, locals())
         self.c, self.xi = c, xi
-        now = values(self._weights()).detach()
+        now = values(self.net.common()).detach()
         self.register_buffer("importance", torch.zeros_like(now))  # Omega
         self.register_buffer("anchor", now.clone())  # the weights after the last task
         self.register_buffer("path", torch.zeros_like(now))  # omega: what each weight has earned in this task
         for name in ("gradient", "before"):  # of the plain loss, and the weights, at the beginning of a step
             self.register_buffer(name, torch.zeros_like(now), persistent=False)
 
-    def _weights(self) -> list[nn.Parameter]:
-        heads = list(self.net.heads.parameters()) if self.net.shared else []
-        return [p for p in [*self.net.trunk.parameters(), *heads] if p.requires_grad]
-
     def learn(self, task: Task, fit: Fit) -> None:
-        start = values(self._weights()).detach()
+        start = values(self.net.common()).detach()
         fit(self, task)
         self.consolidate(start)
 
     @torch.no_grad()
     def consolidate(self, start: Tensor) -> None:
         """After a task that began with the weights `start`: what each weight earned becomes importance (Eq. 5)."""
-        now = values(self._weights())
+        now = values(self.net.common())
         self.importance.add_(self.path / ((now - start).square() + self.xi)).relu_()
         self.anchor.copy_(now)
         self.path.zero_()
 
     def edit_grads(self, batch: Batch) -> None:
         """Take down the gradient of the plain loss; then add that of the penalty c sum Omega (theta - anchor)^2 (Eq. 4)."""
-        weights = self._weights()
+        weights = self.net.common()
         self.gradient.copy_(grads(weights))
         self.before.copy_(values(weights))
         set_grads(weights, self.gradient + 2 * self.c * self.importance * (self.before - self.anchor))
 
     def constrain(self) -> None:
         """The account: minus the gradient times what the optimizer really did, whichever it is."""
-        self.path.sub_(self.gradient * (values(self._weights()) - self.before))
+        self.path.sub_(self.gradient * (values(self.net.common()) - self.before))

@@ -172,6 +172,12 @@ class Network(nn.Module):
             initialise(head, self.init)
         return head.to(self.example.device)
 
+    def common(self) -> list[nn.Parameter]:
+        """The parameters that tasks train in common: the trunk's, and a shared head's. A head of a single task gets no
+        gradient from the others, so that nothing has to hold it."""
+        heads = self.heads.parameters() if self.shared else ()
+        return [p for p in (*self.trunk.parameters(), *heads) if p.requires_grad]
+
     def reset_head(self, task: int) -> None:
         """A task's own head as it was before any training."""
         if not self.shared:
