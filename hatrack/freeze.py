@@ -25,7 +25,9 @@ class Freeze:
         if self.parameter.grad is not None:
             self.parameter.grad.view(self.integer).bitwise_and_(self.free)
 
-    def restore(self) -> None:
-        """Frozen entries get their bits back; the others stay finite, since even a closed gate lets 0 * infinity through."""
-        values = self.parameter.detach().nan_to_num_(nan=0.0, posinf=LARGE, neginf=-LARGE)
+    def restore(self, *, finite: bool = True) -> None:
+        """Frozen entries get their bits back; the others stay finite, since a weight of infinity times 0 is not 0."""
+        values = self.parameter.detach()
+        if finite:
+            values.nan_to_num_(nan=0.0, posinf=LARGE, neginf=-LARGE)
         values.view(self.integer).bitwise_and_(self.free).bitwise_or_(self.kept)

@@ -21,17 +21,7 @@ COPIES = {  # operations that move elements and may put zeros between them
     "replication_pad2d", "replication_pad3d", "roll", "rot90", "select_scatter", "slice_scatter", "stack", "tril", "triu",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "view_copy", "_unsafe_view",
 }  # fmt: skip
-PARAMETER_COPIES = {
-    "cat",
-    "clone",
-    "flip",
-    "index",
-    "index_select",
-    "repeat",
-    "roll",
-    "stack",
-    "_unsafe_view",
-}  # and nothing else
+PARAMETER_COPIES = {"cat", "clone", "flip", "index", "index_select", "repeat", "roll", "stack", "_unsafe_view"}
 REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "var", "std", "var_mean", "linalg_vector_norm", "norm", "cumsum"}
 CHANNELWISE = {  # operations within a channel that make zeros of zeros, with the number of dimensions they work on
     "avg_pool1d": 1, "avg_pool2d": 2, "avg_pool3d": 3, "max_pool1d": 1, "max_pool1d_with_indices": 1,

@@ -5,6 +5,7 @@ task but never on a tensor's value, nothing is rebound, and no tensor is made fr
 Then the same step runs eagerly, compiled, or recorded as a CUDA graph. `rules.watch_step` checks it on any machine.
 """
 
+import warnings
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hatrack.networks.network import Network
+from hatrack.record import SCARCE
 from hatrack.split import Batch, TaskId
 from hatrack.task import Task, channels_first
 
@@ -62,6 +64,15 @@ class Method(nn.Module):
     def usage(self) -> dict[str, float]:
         """The share of every layer that finished tasks have taken for good; empty if a method takes nothing."""
         return {}
+
+    def say_what_is_free(self, task: Task) -> None:
+        """A warning if the task finds hardly anything free in some layers; it learns all the same."""
+        taken = self.usage()
+        scarce = [f"{layer} ({1 - share:.0%})" for layer, share in taken.items() if 1 - share < SCARCE]
+        if scarce:
+            which = ", ".join(scarce[:3]) + (" ..." if len(scarce) > 3 else "")
+            counts = f"{len(scarce)} of {len(taken)} layers: {which}"
+            warnings.warn(f"task {task.name!r} finds under {SCARCE:.0%} free in {counts}", stacklevel=3)
 
     @torch.no_grad()
     def predict(self, images: Any, task: TaskId) -> Tensor:

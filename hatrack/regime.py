@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -65,19 +65,16 @@ class Regime:
                 return self.lr
 
     def make_optimizer(self, weights: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
-        decay, gpu = self.weight_decay, lr.is_cuda  # on a GPU the step may be recorded
-        match self.optimizer:
-            case "sgd":
-                return torch.optim.SGD(weights, lr=lr, weight_decay=decay, fused=True)
-            case "momentum":
-                optimizer = torch.optim.SGD(weights, lr=lr, momentum=self.momentum, weight_decay=decay, fused=True)
-                for weight in weights:  # made here, since the fused step can't make some of them in its course
-                    optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-                return optimizer
-            case "adam":
-                return torch.optim.Adam(weights, lr=lr, weight_decay=decay, fused=True, capturable=gpu)
-            case _:
-                return torch.optim.AdamW(weights, lr=lr, weight_decay=decay, fused=True, capturable=gpu)
+        how: dict[str, Any] = {"lr": lr, "weight_decay": self.weight_decay, "fused": True}
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(weights, **how)
+        if self.optimizer == "momentum":
+            optimizer = torch.optim.SGD(weights, momentum=self.momentum, **how)
+            for weight in weights:  # made here, since the fused step can't make some of them in its course
+                optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+            return optimizer
+        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
+        return kind(weights, capturable=lr.is_cuda, **how)  # on a GPU the step may be recorded
 
 
 class Pace:

@@ -153,20 +153,15 @@ class Trace(Calls):
         x, weight, bias = given["input"], given["weight"], given.get("bias")
         positions = self.shadows.positions(weight)
         convolution = func in CONVOLUTIONS or func in TRANSPOSED
-        dims = x.dim() if convolution else 2
-        if (
-            positions is None
-            or self.shadows.positions(x) is not None
-            or x.dim() < 2
-            or weight.dim() != dims
-            or "out" in kwargs
-        ):
+        plain = positions is not None and self.shadows.positions(x) is None and "out" not in kwargs
+        if not plain or x.dim() < 2 or weight.dim() != (x.dim() if convolution else 2):
             return func(*args, **kwargs)
         out = self._quietly(func, args, kwargs)
         dim = 1 if convolution else out.dim() - 1
         channels = self._channels(x, 1 if convolution else x.dim() - 1)
         first = self._new(key, out.shape[dim])
         writes, reads = _ends(func, weight.shape, given.get("groups", 1), channels)
+        assert positions is not None
         self._use(positions, writes + first, reads)
         units = torch.arange(first, self.count)
         if bias is not None and (found := self.shadows.positions(bias)) is not None:

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,7 +17,7 @@ from hatrack.method import Method
 from hatrack.regime import Pace, Regime
 from hatrack.rules import watched
 from hatrack.seeds import derive, generator, seeded
-from hatrack.split import Split, draw_crops
+from hatrack.split import Batch, Split, draw_crops
 from hatrack.task import Task
 from hatrack.turns import step_done, wait_for_gpu
 
@@ -55,7 +55,6 @@ class Moment(NamedTuple):
 
 Progress = Callable[[Moment], None]
 Step = Callable[[Tensor, Tensor], Tensor]
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Optimizers:
@@ -82,23 +81,24 @@ class Optimizers:
             optimizer.step()
 
 
-def _as_it_is(function: F) -> F:
-    return function
-
-
 def make_step(method: Method, split: Split, regime: Regime, optimizers: Optimizers, *, compiled: bool = False) -> Step:
     """The step: the numbers of a batch's examples and its place in the epoch go in, the loss comes out.
 
     These two tensors are all that varies, so that the step can be recorded; `method.py` states the rule that it obeys.
     """
     steps = torch.full((), math.ceil(len(split) / regime.batch), device=split.y.device)
-    made = faster if compiled else _as_it_is
-    loss_of, edit_grads, constrain = made(method.loss), made(method.edit_grads), made(method.constrain)
+
+    def forward(index: Tensor, number: Tensor) -> tuple[Tensor, Batch]:
+        batch = split.take(index, number, steps, regime.batch)
+        return method.loss(batch), batch
+
+    edit_grads, constrain = method.edit_grads, method.constrain
+    if compiled:  # the optimizer stays as it is: its step is one operation already
+        forward, edit_grads, constrain = faster(forward), faster(edit_grads), faster(constrain)
 
     def step(index: Tensor, number: Tensor) -> Tensor:
-        batch = split.take(index, number, steps, regime.batch)
         optimizers.zero_grad()
-        loss = loss_of(batch)
+        loss, batch = forward(index, number)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             edit_grads(batch)
@@ -127,13 +127,13 @@ class Course:
         self.weights = {name: p for name, p in method.named_parameters() if p.requires_grad and p not in plain}
         if not self.weights:
             raise ValueError(f"task {task.name!r}: the method has no parameter to train")
+        device, batches = task.train.y.device, math.ceil(len(task.train) / regime.batch)
+        compiled, record = choose(engine, device, batches * regime.epochs)
         self.optimizers = Optimizers(regime, list(self.weights.values()), plain)
         crops = (
             torch.zeros(len(task.train), 3, dtype=torch.int64, device=task.train.y.device) if task.train.augment else None
         )
         self.feed = Feed(replace(task.train, crops=crops), regime.batch)
-        device, batches = task.train.y.device, math.ceil(len(task.train) / regime.batch)
-        compiled, record = choose(engine, device, batches * regime.epochs)
         self.step = make_step(method, self.feed.split, regime, self.optimizers, compiled=compiled)
         self.total = torch.zeros((), dtype=torch.float64, device=device)  # of the losses of an epoch
         self.count: Step = Recorded(self._count) if record else self._count

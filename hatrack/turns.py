@@ -23,6 +23,7 @@ class _Turns:
     """Whose turn it is, first come first served."""
 
     def __init__(self, device: torch.device) -> None:
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # makes the generators
         self.generator = torch.cuda.default_generators[device.index or 0]
         self.guard = threading.Lock()
         self.waiting: deque[threading.Semaphore] = deque()

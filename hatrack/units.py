@@ -118,10 +118,7 @@ class Units:
             gates = torch.rand(self.count, generator=draw) < share
             held = self.spread(gates)
             before = self._run(trunk, x, gates, {})
-            tensors = {name: t for name, t in trunk.named_parameters() if name in self.followed}
-            moved = {n: torch.where(held[n] > 0, t, t + torch.randn(t.shape, generator=draw)) for n, t in tensors.items()}
-            for name, t in tensors.items():
-                moved[name].requires_grad_(t.requires_grad)  # torch chooses other kernels for weights that need no gradient
+            moved = {n: _noisy(t, held[n] == 0, draw) for n, t in trunk.named_parameters() if n in self.followed}
             if torch.equal(before, self._run(trunk, x, gates, moved)) or not before.isfinite().all():
                 continue
             bad = [name for name in moved if not torch.equal(before, self._run(trunk, x, gates, {name: moved[name]}))]
@@ -139,6 +136,12 @@ def last_layer(model: nn.Module, example: Tensor) -> str:
         if firsts == [[unit] for unit in range(numbers.start, numbers.stop)] and name in dict(model.named_modules()):
             return name
     raise ValueError("no layer's units are the outputs of this classifier; cut it by hand and give the rest as a trunk")
+
+
+def _noisy(parameter: Tensor, where: Tensor, draw: torch.Generator) -> Tensor:
+    """With noise on some elements. It wants a gradient as before, by which torch chooses the kernels of some products."""
+    noise = torch.randn(parameter.shape, generator=draw).to(parameter.dtype)
+    return torch.where(where, parameter + noise, parameter).requires_grad_(parameter.requires_grad)
 
 
 def _unused(uses: list[Use], total: int) -> Tensor:
@@ -174,5 +177,6 @@ def _no_recomputation(trunk: nn.Module, x: Tensor) -> None:
         if not isinstance(out, Tensor):
             raise ValueError(f"in training mode the trunk must give a tensor of features, not {type(out).__name__}")
         if out.requires_grad:
-            with _NoLayers():
-                out.sum().backward()  # type: ignore[no-untyped-call]
+            edge = torch.autograd.graph.get_gradient_edge(out)  # a mode is off in what it handles, and of a tensor it would
+            with _NoLayers():  # handle the whole way back
+                torch.autograd.backward(edge, torch.ones_like(out))

@@ -1,5 +1,6 @@
 """Networks that the package does not know: small ones around one operation, random ones, and a check of their units."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -227,13 +228,17 @@ TAILS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def plans(widths: tuple[int, ...] = (8, 12)) -> st.SearchStrategy[Plan]:
-    return st.builds(
-        Plan,
-        blocks=st.lists(st.sampled_from(list(BLOCKS)), min_size=1, max_size=4).map(tuple),
-        norm=st.sampled_from(list(NORMS)),
-        activation=st.sampled_from(ACTIVATIONS),
-        width=st.sampled_from(widths),
-        tail=st.sampled_from(list(TAILS)),
-        seed=st.integers(0, 2**16),
+def drawn(seed: int) -> Plan:
+    """The plan of a seed: every kind of everything is equally likely, which hypothesis does not do by itself."""
+    draw = random.Random(seed)
+    return Plan(
+        blocks=tuple(draw.choices(list(BLOCKS), k=draw.randint(1, 4))),
+        norm=draw.choice(list(NORMS)),
+        activation=draw.choice(ACTIVATIONS),
+        width=draw.choice((8, 12)),
+        tail=draw.choice(list(TAILS)),
+        seed=seed,
     )
+
+
+plans = st.integers(0, 2**32 - 1).map(drawn)

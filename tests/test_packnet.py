@@ -15,6 +15,8 @@ from hatrack.vectors import pieces
 from tests.test_contract import learn, logits
 from tests.toys import toy_tasks
 
+pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")  # the networks are tiny
+
 ADAMW = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1, "keep_state": True}
 
 

@@ -322,6 +322,14 @@ def test_squeeze_and_excitation():
     assert reads(units, "last") in (EACH, [{6 + k} for k in range(4)]), "either factor will do"
 
 
+def test_other_layouts_and_precisions():
+    x = images(2, 8, 8)
+    last = residual(nn.Identity(), nn.BatchNorm2d).to(memory_format=torch.channels_last)
+    assert reads(check_units(last, x.to(memory_format=torch.channels_last)), "last") == [{k, 8 + k} for k in range(4)]
+    assert reads(check_units(between(nn.ReLU()).double(), x.double()), "second") == EACH
+    assert reads(check_units(between(nn.ReLU()).bfloat16(), x.bfloat16()), "second") == EACH
+
+
 def test_every_kind_of_norm_in_a_residual_network():
     for norm in (nn.BatchNorm2d, nn.InstanceNorm2d, lambda c: nn.GroupNorm(2, c), lambda c: nn.RMSNorm([c, 8, 8])):
         check_units(residual(nn.Identity(), norm), images(2, 8, 8))
@@ -352,6 +360,12 @@ def test_tied_weights():
     assert units.spread(values)["code.weight"].nonzero().tolist() == [[1, 0], [1, 1], [1, 2], [1, 3]]
     values[0], values[1] = 0, 0
     assert not units.spread(values)["code.weight"].any(), "unit 5 reads no unit that is on"
+    trunk = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    trunk[2].weight = trunk[0].weight  # one parameter in two modules
+    units = check_units(trunk, images(4))
+    values = torch.zeros(8)
+    values[[2, 7]] = 1
+    assert units.spread(values)["0.weight"].nonzero().tolist() == [[2, 0], [2, 1], [2, 2], [2, 3], [3, 2]]
 
 
 def test_slices_and_copies_of_weights():
@@ -382,7 +396,10 @@ def test_parameters_that_share_a_storage():
     flat = torch.randn(3 * 4 + 2 * 3)
     trunk = nn.Sequential(nn.Linear(4, 3, bias=False), nn.ReLU(), nn.Linear(3, 2, bias=False))
     trunk[0].weight, trunk[2].weight = nn.Parameter(flat[:12].view(3, 4)), nn.Parameter(flat[12:].view(2, 3))
-    units, plain = check_units(trunk, images(4)), Units(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), images(4))
+    units, plain = (
+        check_units(trunk, images(4)),
+        Units(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), images(4)),
+    )
     values = torch.rand(5)
     for name in ("0.weight", "2.weight"):
         assert torch.equal(units.spread(values)[name], plain.spread(values)[name])
@@ -429,7 +446,7 @@ UNKNOWN = {
         Do(lambda own, x: x @ (own.a @ own.b), a=nn.Parameter(torch.randn(8, 2)), b=nn.Parameter(torch.randn(2, 8))), "a",
     ),
     "a scale": (Do(lambda own, x: x * own.scale, scale=nn.Parameter(torch.randn(8))), "scale"),
-    "a number": (Do(lambda own, x: x * own.scale.item(), scale=nn.Parameter(torch.randn(()))), "scale"),
+    "a number": (Do(lambda own, x: x * own.scale.item(), scale=nn.Parameter(torch.ones(()))), "scale"),
     "learned masks": (Do(lambda own, x: x * (own.scores > 0), scores=nn.Parameter(torch.randn(8))), "scores"),
     "positions": (Do(lambda own, x: x + own.places, places=nn.Parameter(torch.randn(3, 8))), "places"),
     "a normalised parameter": (Do(lambda own, x: x + F.layer_norm(own.q, (8,)), q=nn.Parameter(torch.randn(8))), "q"),
@@ -440,7 +457,7 @@ UNKNOWN = {
         Do(lambda own, x: F.linear(x, own.w, own.b), w=nn.Parameter(torch.randn(8, 8)), b=nn.Parameter(torch.randn(1))), "b",
     ),
     "weights picked by value": (
-        Do(lambda own, x: x @ own.bank[(x[0].sum() > 0).long()], bank=nn.Parameter(torch.randn(2, 8, 8))), "bank",
+        Do(lambda own, x: x @ own.bank[(x[0].sum() > 0).long()[None]][0], bank=nn.Parameter(torch.randn(2, 8, 8))), "bank",
     ),
 }  # fmt: skip
 
@@ -452,7 +469,8 @@ def around(part):
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_what_can_t_be_followed_is_held_whole_or_refused_by_name(name):
+def test_what_can_t_be_followed_is_held_whole_or_refused_by_name(name, monkeypatch):
+    monkeypatch.setattr("torch.backends.mha._is_fastpath_enabled", False)  # it is never taken within a mode
     part, parameter = UNKNOWN[name]
     units = check_units(around(part), images(3, 5))
     assert any(held.startswith(f"2.{parameter}") for held in units.whole)
@@ -715,3 +733,151 @@ def test_a_broken_rule_is_found_at_construction(sabotage):
         with pytest.raises(ValueError, match=r"not followed rightly: .*matter to a task that does not use them; leave="):
             Units(trunk, images(2, 8, 8))
     Units(trunk, images(2, 8, 8))
+
+
+# A classifier as it comes
+
+
+def squeezed():
+    """Its last layer is a convolution, behind which there are still a ReLU and a pool."""
+    end = [nn.Conv2d(6, 5, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Dropout(), *end)
+
+
+def test_a_classifier_with_a_linear_head():
+    parts = {"body": nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.ReLU()), "fc": nn.Linear(7, 5)}
+    model = Do(lambda own, x: own.fc(own.body(x)), **parts)
+    net = Network.from_classifier(model, [3, 2], images(1, 4, 4))
+    assert net.features == 7
+    assert isinstance(model.fc, nn.Linear), "the model that was given is as it was"
+    assert torch.equal(net.trunk(images(1, 4, 4)), model.body(images(1, 4, 4)))
+    assert [head.out_features for head in net.heads] == [3, 2]
+
+
+def test_a_classifier_with_a_convolution_as_its_head():
+    model = squeezed().eval()
+    net = Network.from_classifier(model, [3], images(1, 4, 4))
+    assert net.features == 6
+    expected = model[0](images(1, 4, 4)).relu().mean((2, 3))
+    torch.testing.assert_close(net.trunk.eval()(images(1, 4, 4)), expected)
+
+
+def test_a_classifier_whose_outputs_are_no_layer_s_units():
+    body = [nn.Flatten(), nn.Linear(16, 5)]
+    for end in (nn.LogSoftmax(1), just(lambda x: x.flip(1)), just(lambda x: x[:, :4]), just(lambda x: torch.cat([x, x], 1))):
+        with pytest.raises(ValueError, match="no layer's units are the outputs of this classifier; cut it by hand"):
+            Network.from_classifier(nn.Sequential(*body, end), [3], images(1, 4, 4))
+
+
+# HAT on networks that have norms
+
+
+def normed(width=16):
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
+        nn.Conv2d(width, width, 3), nn.GroupNorm(2, width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    )  # fmt: skip
+
+
+def make(tasks, *, width=16, known=None, **options):
+    trunk = normed(width)
+    return HAT(Network(trunk, [t.classes for t in tasks[:known]], tasks[0].train.inputs(torch.arange(2))), **options)
+
+
+FIRM = Regime(epochs=4, batch=16, lr=0.05, optimizer="adamw", weight_decay=0.1)
+
+
+def test_norms_per_task_forget_nothing_and_shared_ones_do():
+    tasks = toy_tasks(3)
+    changes = {}
+    for norms in ("task", "shared"):
+        hat = make(tasks, norms=norms)
+        hat.learn(tasks[0], Trainer(FIRM))
+        first = logits(hat, tasks[0])
+        learn(hat, tasks[1:], Trainer(FIRM))
+        changes[norms] = (first - logits(hat, tasks[0])).abs().max().item()
+        assert first.std(0).min() > 0
+    assert changes["task"] == 0 < changes["shared"]
+
+
+def test_a_released_task_is_as_one_never_learned():
+    tasks = toy_tasks(3)
+    hat, fresh = make(tasks), make(tasks)
+    learn(hat, tasks[:2], Trainer(FIRM))
+    before = [logits(hat, task) for task in tasks[:2]]
+    hat.release(0)
+    assert torch.equal(logits(hat, tasks[1]), before[1])
+    assert not torch.equal(logits(hat, tasks[0]), before[0])
+    fresh.net.trunk.load_state_dict(hat.net.trunk.state_dict())
+    assert torch.equal(logits(hat, tasks[0]), logits(fresh, tasks[0])), "gates, norms and head are those of the beginning"
+    with pytest.raises(IndexError, match="no task 3"):
+        hat.release(3)
+
+
+def test_released_units_can_be_used_again():
+    tasks = toy_tasks(3)
+    hat = make(tasks)
+    learn(hat, tasks[:2], Trainer(FIRM))
+    only_first = hat.gates[0] & ~hat.gates[1]
+    assert only_first.any()
+    used = hat.usage()
+    hat.release(0)
+    assert sum(hat.usage().values()) < sum(used.values())
+    kept, second = hat.net.trunk[0].weight.detach().clone(), logits(hat, tasks[1])
+    hat.learn(tasks[2], Trainer(FIRM))
+    moved = (hat.net.trunk[0].weight != kept).flatten(1).any(1)
+    assert moved[only_first[:16]].all(), "the weights of units that only the released task used are free"
+    assert not moved[hat.gates[1][:16]].any()
+    assert torch.equal(logits(hat, tasks[1]), second)
+
+
+def test_a_task_that_is_learned_again_leaves_the_others_alone():
+    tasks, others = toy_tasks(3), toy_tasks(3, seed=5)
+    hat = make(tasks)
+    learn(hat, tasks, Trainer(FIRM))
+    before = [logits(hat, task) for task in tasks]
+    hat.learn(others[1], Trainer(FIRM))
+    assert torch.equal(logits(hat, tasks[0]), before[0])
+    assert torch.equal(logits(hat, tasks[2]), before[2])
+    assert not torch.equal(logits(hat, tasks[1]), before[1])
+    assert hat.done.tolist() == [True] * 3
+
+
+def test_capacity_that_runs_out_is_said():
+    tasks = toy_tasks(2)
+    hat = make(tasks)
+    learn(hat, tasks[:1])
+    hat.gates[0] = True
+    hat.gates[0, 16:20] = False
+    first = logits(hat, tasks[0])
+    with pytest.warns(UserWarning, match=r"task 'toy 1' finds under 5% free in 1 of 2 layers: 0 \(0%\)"):
+        learn(hat, tasks[1:])
+    assert torch.equal(first, logits(hat, tasks[0]))
+
+
+def test_a_layer_with_no_unit_on_gives_zeros():
+    tasks = toy_tasks(2)
+    hat = make(tasks)
+    learn(hat, tasks[:1])
+    hat.gates[0, :16] = False
+    features = hat.units.run(images(1, 4, 4), hat.gates[0])
+    assert (features[:, ~hat.gates[0, 16:]] == 0).all()
+    assert logits(hat, tasks[0]).isfinite().all()
+    hat.gates[0] = False
+    assert torch.equal(logits(hat, tasks[0]), hat.net.heads[0].bias.detach().expand(len(tasks[0].test), 3))
+    learn(hat, tasks[1:])
+    assert torch.equal(logits(hat, tasks[0]), hat.net.heads[0].bias.detach().expand(len(tasks[0].test), 3))
+
+
+def test_a_batch_that_mixes_tasks_takes_the_norms_of_each():
+    tasks = toy_tasks(3)
+    hat = make(tasks, known=2)
+    hat.net.add_task(3)
+    learn(hat, tasks, Trainer(FIRM))
+    owner = torch.tensor([2, 0, 1, 1, 0, 2, 2])
+    x = torch.cat([tasks[k].test.inputs(torch.tensor([i])) for i, k in enumerate(owner.tolist())])
+    with torch.no_grad():
+        mixed, single = hat.eval()(x, owner), torch.stack([hat(x, k) for k in range(3)])
+    torch.testing.assert_close(mixed, single[owner, torch.arange(7)])
+    assert (single[0] - single[1]).abs().min() > 0
+    assert not torch.equal(hat.norms.of(1)["1.running_mean"], hat.norms.of(2)["1.running_mean"])

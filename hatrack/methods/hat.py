@@ -6,7 +6,6 @@ not a bit; the gates have a learning rate of their own, since only plain SGD mov
 every update, so that momentum, Adam and weight decay can't move them either; norms are per task.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
@@ -14,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hatrack.annealing import Anneal, hardness
 from hatrack.freeze import Freeze
 from hatrack.method import Fit, Method
 from hatrack.networks.network import Network, grouped
 from hatrack.norms import TaskNorms
 from hatrack.options import Option, check
-from hatrack.record import SCARCE
 from hatrack.seeds import generator
 from hatrack.task import Batch, Task, TaskId
 from hatrack.units import Units
@@ -59,7 +58,7 @@ class HAT(Method):
             Option("freeze the weights between used units, or only those whose two units one task uses together"),
         ] = "paper",
         anneal: Annotated[
-            Literal["paper", "authors"], Option("reach smax in the last batch, or a little less as in the authors' code")
+            Anneal, Option("reach smax in the last batch, or a little less as in the authors' code")
         ] = "paper",
         embedding: Annotated[
             Literal["normal", "uniform"], Option("initial embeddings: N(0, 1), or U(0, 2) to start with every unit on")
@@ -130,7 +129,7 @@ class HAT(Method):
         before = self.done.clone()
         self.done[task.index] = False  # a task that is learned again gives up what it had
         self._hold()
-        self._say_what_is_free(task.name)
+        self.say_what_is_free(task)
         self.learning = task.index
         try:
             fit(self, task, plain={self.embeddings[task.index]: self.gate_lr})
@@ -166,17 +165,9 @@ class HAT(Method):
             free = None if self.masks == "binary" else 1 - held
             self.held.append(Held(parameter, Freeze(parameter, held == 1), free))
 
-    def hardness(self, batch: Batch) -> Tensor:
-        """s of this batch (Eq. 3): from 1/smax to smax within an epoch; smax if there is only one batch."""
-        if self.anneal == "authors":
-            share = batch.seen
-        else:
-            share = torch.where(batch.steps > 1, batch.step / (batch.steps - 1).clamp(min=1), 1.0)
-        return 1 / self.smax + (self.smax - 1 / self.smax) * share
-
     def loss(self, batch: Batch) -> Tensor:
         assert isinstance(batch.task, int), "HAT learns one task at a time"
-        gates = torch.sigmoid(self.hardness(batch) * self.embeddings[batch.task])
+        gates = torch.sigmoid(hardness(batch, self.smax, self.anneal) * self.embeddings[batch.task])
         features = self.units.run(batch.x, without_denormals(gates), self.norms.of(batch.task))
         logits = self.net.head(features, batch.task)
         return F.cross_entropy(logits, batch.y) + self.c * self.capacity(gates)
@@ -195,7 +186,7 @@ class HAT(Method):
         assert isinstance(batch.task, int)
         e = self.embeddings[batch.task]
         if e.grad is not None:
-            e.grad.mul_(compensation(e, self.hardness(batch), self.smax))
+            e.grad.mul_(compensation(e, hardness(batch, self.smax, self.anneal), self.smax))
 
     def constrain(self) -> None:
         """Used weights back to their exact bits, free ones finite (an infinity would pass a closed gate)."""
@@ -219,16 +210,6 @@ class HAT(Method):
         """The share of the units of every layer that finished tasks use."""
         used = (self.gates[self.done] > 0.5).any(0).float()
         return {name: used[units].mean().item() for name, units in self.units.layers.items()}
-
-    def _say_what_is_free(self, task: str) -> None:
-        taken = self.usage()
-        scarce = [f"{layer} ({1 - share:.0%})" for layer, share in taken.items() if 1 - share < SCARCE]
-        if scarce:
-            which = ", ".join(scarce[:3]) + (" ..." if len(scarce) > 3 else "")
-            text = (
-                f"task {task!r} finds under {SCARCE:.0%} of the units free in {len(scarce)} of {len(taken)} layers: {which}"
-            )
-            warnings.warn(text, stacklevel=3)
 
 
 def without_denormals(gates: Tensor) -> Tensor:

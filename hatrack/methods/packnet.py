@@ -121,6 +121,7 @@ class PackNet(Method):
             self._give_up(task.index)
             turn = int(self.turns.max()) + 1
             self._hold(self.owner > 0)
+            self.say_what_is_free(task)
             fitted = fit(self, task)
             self._prune(turn)
             self._hold(self.owner != turn)  # the weights just pruned as well: they stay 0

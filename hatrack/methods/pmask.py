@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from hatrack.annealing import Anneal, hardness
 from hatrack.freeze import Freeze
 from hatrack.method import Fit, Method
 from hatrack.networks.network import Network, grouped
@@ -43,7 +44,7 @@ class PMASK(Method):
         smax: Annotated[float, Option("hardness of the gates at the end of an epoch", low=1)] = 400.0,
         c: Annotated[float, Option("weight of the capacity term: larger uses fewer weights per task", low=0)] = 0.75,
         anneal: Annotated[
-            Literal["paper", "authors"], Option("reach smax in the last batch, or a little less as in HAT's authors' code")
+            Anneal, Option("reach smax in the last batch, or a little less as in HAT's authors' code")
         ] = "paper",
         embedding: Annotated[
             Literal["normal", "uniform"], Option("initial embeddings: N(0, 1), or U(0, 2) to start with every weight on")
@@ -62,8 +63,8 @@ class PMASK(Method):
         self.names = self._masked()
         weights = self.weights()
         self.count = sum(w.numel() for w in weights)
-        units = sum(len(w) for w in weights if w.dim() > 1)
-        self.per_unit = self.count / max(1, units)  # weights
+        # The capacity term divides by all weights, HAT's by all units: steps larger by this factor move as far as HAT's.
+        self.per_unit = self.count / max(1, sum(len(w) for w in weights if w.dim() > 1))
         self.register_buffer("masks", torch.zeros(0, -(-self.count // 8), dtype=torch.uint8))  # a bit per task and weight
         self.register_buffer("done", torch.zeros(0, dtype=torch.bool))  # which tasks are finished
         self.register_parameter("embeddings", None)  # (weights,) of the task being learned; this and the next: see `learn`
@@ -100,7 +101,7 @@ class PMASK(Method):
 
     # Forward
 
-    def gates(self, task: int) -> Tensor:
+    def finished(self, task: int) -> Tensor:
         """Which weights (weights,) a task uses, or would use if it were finished now."""
         if self.embeddings is not None and task == self.learning:
             return self.embeddings > 0
@@ -110,8 +111,9 @@ class PMASK(Method):
         self._grow()
         if isinstance(task, Tensor):
             return grouped(self, x, task)
+        self.net.known(task)
         weights = self.weights()
-        gates = pieces(self.gates(task), weights)
+        gates = pieces(self.finished(task), weights)
         return self._run(x, task, [torch.where(gate, w, 0) for gate, w in zip(gates, weights, strict=True)])
 
     def _run(self, x: Tensor, task: int, weights: list[Tensor]) -> Tensor:
@@ -128,6 +130,7 @@ class PMASK(Method):
         before = self.done.clone()
         self.done[task.index] = False  # a task that is learned again gives up what it had
         self._hold()
+        self.say_what_is_free(task)
         self.learning, self.embeddings = task.index, nn.Parameter(self._start(task.index))
         try:
             fit(self, task, plain={self.embeddings: self.gate_lr * self.per_unit})
@@ -140,7 +143,7 @@ class PMASK(Method):
 
     def used(self) -> Tensor:
         """Which weights (weights,) any finished task uses."""
-        used = torch.zeros_like(self.masks[0])
+        used = self.masks.new_zeros(self.masks.shape[1])
         for row in self.masks[self.done]:
             used |= row
         return unpack(used, self.count)
@@ -153,17 +156,9 @@ class PMASK(Method):
         parts = zip(weights, pieces(used, weights), strict=True)
         self.held = [Freeze(weight, part) for weight, part in parts] if used.any() else []
 
-    def hardness(self, batch: Batch) -> Tensor:
-        """s of this batch (HAT's Eq. 3): from 1/smax to smax within an epoch; smax if there is only one batch."""
-        if self.anneal == "authors":
-            share = batch.seen
-        else:
-            share = torch.where(batch.steps > 1, batch.step / (batch.steps - 1).clamp(min=1), 1.0)
-        return 1 / self.smax + (self.smax - 1 / self.smax) * share
-
     def loss(self, batch: Batch) -> Tensor:
         assert isinstance(batch.task, int), "PMASK learns one task at a time"
-        weights, capacity = self.masked(self.hardness(batch))
+        weights, capacity = self.masked(hardness(batch, self.smax, self.anneal))
         return F.cross_entropy(self._run(batch.x, batch.task, weights), batch.y) + self.c * capacity
 
     def masked(self, s: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -179,16 +174,16 @@ class PMASK(Method):
     def constrain(self) -> None:
         """Used weights back to their exact bits."""
         for freeze in self.held:
-            freeze.restore()
+            freeze.restore(finite=False)  # closed gates select: no infinity passes
         assert self.embeddings is not None
         self.embeddings.clamp_(-LIMIT, LIMIT)
 
     # Looking at it, and taking back
 
     def usage(self) -> dict[str, float]:
-        """The share of the weights of every parameter that finished tasks use."""
-        parts = pieces(self.used().float(), self.weights())
-        return {name.removeprefix("trunk."): part.mean().item() for name, part in zip(self.names, parts, strict=True)}
+        """The share of the weights of every layer that finished tasks use; biases are too few to tell."""
+        named = zip(self.names, pieces(self.used().float(), self.weights()), strict=True)
+        return {name.removeprefix("trunk."): part.mean().item() for name, part in named if part.dim() > 1}
 
     @torch.no_grad()
     def release(self, task: int) -> None:
@@ -224,9 +219,11 @@ class _Masked(torch.autograd.Function):
         grad = price * (ctx.smax * capacity)  # smax times the gradient of a
         for part, g, w in zip(pieces(grad, weights), outer, weights, strict=True):
             part.addcmul_(g, w, value=ctx.smax)
-        aten.sigmoid_backward.grad_input(grad, torch.sigmoid(e), grad_input=grad)  # times sigmoid(e) (1 - sigmoid(e))
+        room = torch.sigmoid(e)  # afterwards its memory takes the gradients of the weights: new memory is slow to touch
+        aten.sigmoid_backward.grad_input(grad, room, grad_input=grad)  # times sigmoid(e) (1 - sigmoid(e))
         aten.hardtanh_backward.grad_input(grad, a, CLOSED, 1, grad_input=grad)  # 0 unless CLOSED < a < 1
-        return grad, None, None, None, *[g * gate for g, gate in zip(outer, pieces(a, weights), strict=True)]
+        parts = zip(outer, pieces(a, weights), pieces(room, weights), strict=True)
+        return grad, None, None, None, *[torch.mul(g, gate, out=part) for g, gate, part in parts]
 
 
 def pack(bits: Tensor) -> Tensor:

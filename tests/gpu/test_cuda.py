@@ -11,7 +11,10 @@ from tests.toys import toy_tasks
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("name", METHODS)
+REPLAY = ["er", "agem"]  # draw from memory on the device, and the two devices draw different numbers
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in REPLAY])
 def test_learns_on_the_gpu_as_on_the_cpu(name):
     tasks = toy_tasks(2)
     results = []
@@ -37,6 +40,38 @@ def test_earlier_tasks_are_unchanged_bit_for_bit(name, optimizer):
     first = logits(method, tasks[0])
     learn(method, tasks[1:], fit)
     assert torch.equal(first, logits(method, tasks[0]))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_recorded_steps_are_the_same_steps(name):
+    """Bit for bit, over two tasks of more than 50 steps each; a warning would say that nothing was recorded."""
+    tasks = move(toy_tasks(2), "cuda")
+    states = []
+    for engine in ("eager", "recorded"):
+        method = make(name, tasks).to("cuda")
+        for module in method.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        learn(method, tasks, Trainer(Regime(epochs=18, batch=16, lr=0.1), engine=engine))
+        states.append(method.state_dict())
+    for key, value in states[0].items():
+        assert torch.equal(value, states[1][key]), key
+
+
+def test_runs_side_by_side_are_the_runs_one_by_one(tmp_path):
+    from hatrack.fleet import carry_out
+
+    specs = [
+        Run("smnist", method, seed, benchmark_options={"data": "sample"}, regime=Regime(epochs=3), network_options=small)
+        for method in ("hat", "sgd")
+        for seed in (0, 1)
+        for small in [{"widths": (50, 50)}]
+    ]
+    alone = carry_out(specs, tmp_path / "alone", device="cuda", engine="recorded")
+    together = carry_out(specs, tmp_path / "together", device="cuda", engine="recorded", parallel=4)
+    for one, two in zip(alone, together, strict=True):
+        assert one.accuracy == two.accuracy
+        assert one.curves == two.curves
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
