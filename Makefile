@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-gpu check format speed clean
+.PHONY: demo test test-slow test-gpu check format speed peers clean
 
 demo: .venv/ready
 	$(BIN)/hatrack demo
@@ -26,10 +26,19 @@ format: .venv/ready
 	$(BIN)/ruff check --fix .
 
 speed: .venv/ready
-	$(BIN)/python -m speed.step
+	$(BIN)/python -m speed.table
+
+# Another library to compare with, in an environment of its own.
+peers: .venv-peers/ready
+
+.venv-peers/ready:
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 setuptools
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 torchvision==0.28.0 avalanche-lib==0.6.0
+	touch .venv-peers/ready
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-peers build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 # torch first and by its exact version: a range would fetch gigabytes of GPU libraries.
 .venv/ready: pyproject.toml constraints.txt

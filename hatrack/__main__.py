@@ -17,7 +17,7 @@ from rich.markup import escape
 from hatrack import __version__, data_commands, demo, listing
 from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
 from hatrack.fleet import carry_out
-from hatrack.graph import ENGINES, Engine
+from hatrack.graph import ENGINES, PRECISIONS
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
 from hatrack.options import Parameter, check_value, choose, nearest, parameters
@@ -161,6 +161,9 @@ def _run(
     again: Annotated[bool, typer.Option("--again", help="run even if there is a record of this run")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda", metavar="NAME")] = "auto",
     engine: Annotated[str, typer.Option(help="how steps run: auto, eager, compiled or recorded", metavar="NAME")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="of matrix products: tf32 (on a GPU), float32 or bfloat16", metavar="NAME")
+    ] = "tf32",
     parallel: Annotated[int, typer.Option(help="runs side by side: processes on a CPU, streams on a GPU", metavar="N")] = 1,
 ) -> None:
     if seed is not None and seeds is not None:
@@ -169,15 +172,16 @@ def _run(
     regime = Regime(**chosen.pop("regime"))
     own = chosen.pop("")
     runs = [Run(benchmark, method, s, network=network, regime=regime, **own, **chosen) for s in wanted]
-    _carry_out(runs, out, again, parse_device(device), choose("engine", engine, ENGINES), parallel)
+    how = {"engine": choose("engine", engine, ENGINES), "precision": choose("precision", precision, PRECISIONS)}
+    _carry_out(runs, out, again=again, device=parse_device(device), parallel=parallel, **how)
 
 
-def _carry_out(runs: Sequence[Run], out: Path, again: bool, device: str, engine: Engine, parallel: int) -> None:
+def _carry_out(runs: Sequence[Run], out: Path, *, again: bool, parallel: int, **how: Any) -> None:
     """Run them, then print the table."""
     if parallel < 1:
         raise ValueError(f"--parallel must be at least 1, not {parallel}")
     there = 0 if again else sum((out / f"{spec.name}.json").exists() for spec in runs)
-    records = carry_out(runs, out, again=again, device=device, engine=engine, parallel=parallel)
+    records = carry_out(runs, out, again=again, parallel=parallel, **how)
     for setting in settings(records):
         Console().print(terminal(setting))
     for record in records:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hatrack.graph import Engine
+from hatrack.graph import Engine, Precision
 from hatrack.progress import Display, describe
 from hatrack.record import Record
 from hatrack.run import Run, run
@@ -30,10 +30,11 @@ def carry_out(
     again: bool = False,
     device: str = "cpu",
     engine: Engine = "auto",
+    precision: Precision = "tf32",
     parallel: int = 1,
 ) -> list[Record]:
     """All the records, in the order of the runs; with progress on a terminal."""
-    how = {"out": out, "again": again, "device": device, "engine": engine}
+    how = {"out": out, "again": again, "device": device, "engine": engine, "precision": precision}
     with Display(len(runs)) as display:
         missing = [spec for spec in runs if again or not (out / f"{spec.name}.json").exists()]
         workers = min(parallel, len(missing))

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 F = TypeVar("F", bound=Callable[..., Any])
 Engine = Literal["auto", "eager", "compiled", "recorded"]
+Precision = Literal["tf32", "float32", "bfloat16"]
+PRECISIONS: dict[str, Precision] = {"tf32": "tf32", "float32": "float32", "bfloat16": "bfloat16"}
 ENGINES: dict[str, Engine] = {"auto": "auto", "eager": "eager", "compiled": "compiled", "recorded": "recorded"}
 WARM_UP = 3  # calls before a recording: libraries choose kernels and optimizers make their state
 PAYS = 20_000  # steps from which on compiling is worth its half minute
@@ -85,6 +87,33 @@ def own_stream(device: torch.device) -> Iterator[None]:
             yield
         finally:
             outside.wait_stream(stream)
+
+
+@contextmanager
+def numbers(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Within it, products of matrices and convolutions are computed in this precision; weights and sums stay float32.
+
+    tf32 (a GPU's 19-bit products) and bfloat16 concern speed; a CPU has no tf32 and computes in float32 then.
+    """
+    gpu = device.type == "cuda"
+    if precision == "bfloat16" and not _has_bfloat16(device):
+        raise ValueError("--precision bfloat16: this processor's libraries can't compute in it")
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    if gpu:  # both at once: they differ by default
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+    try:  # no cache: weights change while this lasts
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16", cache_enabled=False):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    try:
+        nn.functional.linear(*torch.ones(3, 64, 64, dtype=torch.bfloat16, device=device)[:2])
+    except RuntimeError:
+        return False
+    return True
 
 
 def choose(engine: Engine, device: torch.device, steps: int) -> tuple[bool, bool]:

@@ -53,7 +53,7 @@ class Method(nn.Module):
 
     def loss(self, batch: Batch) -> Tensor:
         """What a step makes smaller."""
-        return F.cross_entropy(self(batch.x, batch.task), batch.y)
+        return F.cross_entropy(self.forward(batch.x, batch.task), batch.y)  # raw images never come here
 
     def edit_grads(self, batch: Batch) -> None:
         """Between backward and the optimizer: change `.grad` in place."""

@@ -17,7 +17,7 @@ import hatrack
 from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
 from hatrack.benchmarks.own import fingerprint
 from hatrack.evaluate import Score, evaluate, without_task_id
-from hatrack.graph import Engine
+from hatrack.graph import Engine, Precision, numbers
 from hatrack.method import Method
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
@@ -119,6 +119,7 @@ def run(
     again: bool = False,
     device: torch.device | str = "cpu",
     engine: Engine = "auto",
+    precision: Precision = "tf32",
     progress: Progress | None = None,
 ) -> Record:
     """Carry out a run and keep its record in `out`; a run that has its record there is not run again, unless asked."""
@@ -126,11 +127,19 @@ def run(
     path = folder and folder / f"{spec.name}.json"
     if path and path.exists() and not again:
         return Record.load(path)
+    with numbers(precision, torch.device(device)):
+        record = _run(spec, folder, device, Trainer(spec.regime, seed=spec.seed, progress=progress, engine=engine))
+    record.versions |= {"engine": engine, "precision": precision}
+    if folder:
+        record.save(folder)
+    return record
+
+
+def _run(spec: Run, folder: Path | None, device: torch.device | str, trainer: Trainer) -> Record:
     began = time.perf_counter()
     tasks, method = build(spec, device)
     if folder:
         writable(folder)
-    trainer = Trainer(spec.regime, seed=spec.seed, progress=progress, engine=engine)
     before = [evaluate(method, task.test).accuracy for task in tasks]
     tests: list[list[Score]] = []
     trains: list[list[Score]] = []
@@ -160,12 +169,9 @@ def run(
         curves=[{"task": f.task, "best": f.best, "epochs": [e._asdict() for e in f.epochs]} for f in trainer.fits],
         usage=usage,
         seconds={"total": time.perf_counter() - began, "learn": seconds},
-        versions=versions(device) | {"engine": engine},
+        versions=versions(device),
     )
-    record = dataclasses.replace(record, **{k: clean(v) for k, v in vars(record).items()})
-    if folder:
-        record.save(folder)
-    return record
+    return dataclasses.replace(record, **{k: clean(v) for k, v in vars(record).items()})
 
 
 def _some(split: Split, count: int) -> Split:

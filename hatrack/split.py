@@ -33,7 +33,7 @@ def place(t: Tensor) -> Place:
 
 def scaled(x: Tensor) -> Tensor:
     """As float; uint8 from [0, 255] to [0, 1]."""
-    return x.float().div(255) if x.dtype == torch.uint8 else x.float()
+    return x.float().div_(255) if x.dtype == torch.uint8 else x.float()
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class View:
             x = crop_and_flip(x, crops)
         mean, std = (t[row] if row is not None else t for t in (self.mean, self.std))
         dims = (-1, mean.shape[1]) + (1,) * (len(self.shape) - 1)
-        return x.sub(mean.view(dims)).div(std.view(dims))
+        return x.sub(mean.view(dims)).div_(std.view(dims))
 
 
 MARGIN = 4  # the pixels by which a crop may be off the centre

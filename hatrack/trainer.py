@@ -61,7 +61,7 @@ class Optimizers:
     """The regime's optimizer on a method's weights, and plain SGD on the parameters that have rates of their own."""
 
     def __init__(self, regime: Regime, weights: list[nn.Parameter], plain: dict[nn.Parameter, float]) -> None:
-        self.weights = weights
+        self.weights, self.parameters = weights, [*weights, *plain]
         self.starts = [regime.lr, *plain.values()]
         self.lrs = [torch.full((), lr, device=weights[0].device) for lr in self.starts]
         self.main = regime.make_optimizer(weights, self.lrs[0])
@@ -73,8 +73,8 @@ class Optimizers:
             tensor.fill_(start * (lr / self.starts[0]))
 
     def zero_grad(self) -> None:
-        for optimizer in self.all:
-            optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:  # as the optimizers' own, in a tenth of the time
+            parameter.grad = None
 
     def step(self) -> None:
         for optimizer in self.all:
@@ -176,7 +176,7 @@ class Course:
         return self.total.item() / len(self.task.train)
 
     def _count(self, index: Tensor, number: Tensor) -> Tensor:
-        return self.total.add_(self.step(index, number) * len(index))
+        return self.total.add_(self.step(index, number), alpha=len(index))
 
     @property
     def over(self) -> bool:

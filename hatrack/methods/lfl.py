@@ -34,7 +34,9 @@ class LFL(Method):
         self,
         net: Network,
         *,
-        strength: Annotated[float, Option("weight of the old features: larger forgets less and learns less", low=0)] = 0.05,
+        strength: Annotated[
+            float, Option("weight of the old features: larger forgets less and learns less", low=0)
+        ] = 0.0005,
         freeze_head: Annotated[
             bool, Option("a head that all tasks share learns the first task only, as in the paper")
         ] = True,

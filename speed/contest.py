@@ -1,0 +1,227 @@
+"""What is compared with what: the same network, data, batch and method, within one run on one device."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hatrack import METHODS, NETWORKS, Method, Network, Regime, Split, Task, Trainer
+from hatrack.graph import PAYS, choose, own_stream
+from hatrack.seeds import seeded
+from hatrack.task import move
+from hatrack.trainer import Course
+from hatrack.turns import side_by_side
+from speed.authors import Authors, GatedAlexNet
+from speed.clock import Contest, Row, Turn, in_turns, timed
+from speed.loops import BATCH, CLASSES, LOOPS, noise, perceptron
+from speed.peers import Missing, Peer
+
+PLAIN, AUTHORS, AVALANCHE = "plain loop", "as the authors train", "Avalanche"
+CPU = torch.device("cpu")
+EARLIER = 2  # batches of a task that was learned before the one that is measured
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A network and a method, and the number of the task (from 1) that is learned while the clock runs."""
+
+    network: str
+    method: str
+    task: int
+    shape: tuple[int, ...]
+    network_options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    heads: str = "multi"
+    clip: float = 1e4
+
+    def tasks(self, count: int, valid: float, device: torch.device, *, raw: bool) -> list[Task]:
+        """The last one has `count` images, of which a share is held out; as bytes, or as the floats that others get."""
+        found = []
+        for number in range(self.task):
+            x, y = noise(number, count if number == self.task - 1 else BATCH * EARLIER, self.shape)
+            x = x if raw else x.float() / 255
+            share = valid if number == self.task - 1 else 0.0
+            found.append(Task.from_arrays(number, f"noise {number}", x, y, x[:BATCH], y[:BATCH], valid=share))
+        return move(found, device)
+
+    def prepare(self, tasks: list[Task], seed: int = 0) -> Method:
+        """The method after all tasks but the last."""
+        with seeded(seed, "weights"):
+            trunk = NETWORKS[self.network](self.shape, **self.network_options)
+        device = tasks[0].train.y.device
+        example = tasks[0].train.inputs(torch.arange(2, device=device))
+        net = Network(trunk.to(device), [CLASSES] * self.task, example, heads=self.heads, seed=seed)
+        method = METHODS[self.method](net, **self.options).to(device)
+        for task in tasks[:-1]:
+            method.learn(task, Trainer(Regime(epochs=1), engine="eager"))
+        return method
+
+
+PERCEPTRON = {"network": "mlp", "shape": (1, 28, 28), "heads": "shared", "clip": 0.0}  # the others don't clip either
+WIDTHS = {"widths": (100, 100), "dropout": 0.0, "input_dropout": 0.0}
+SMALL = [
+    Pair(method="sgd", task=1, network_options=WIDTHS, **PERCEPTRON),
+    Pair(method="ewc", task=5, network_options=WIDTHS, options={"samples": BATCH}, **PERCEPTRON),
+    Pair(method="si", task=2, network_options=WIDTHS, **PERCEPTRON),
+]
+HAT = Pair(network="alexnet", method="hat", task=2, shape=(3, 32, 32))
+
+
+# This library
+
+
+def ours(engines: list[str], device: torch.device) -> tuple[list[str], list[Row]]:
+    """The engines that work on the device, and a row for each that does not."""
+    able, rows = [], []
+    for engine in engines:
+        try:
+            choose(engine, device, 1)
+            able.append(engine)
+        except ValueError as error:
+            rows.append(Row(named(engine), skipped=str(error).split(";")[0]))
+    return able, rows
+
+
+def named(engine: str) -> str:
+    return f"hatrack, {engine}"
+
+
+def usual(device: torch.device) -> str:
+    compiled, record = choose("auto", device, PAYS)
+    return named("compiled" if compiled else "recorded" if record else "eager")
+
+
+def within_learn(
+    fits: list[tuple[Method, Task, Trainer]], then: Callable[[list[Course]], None], begun: tuple[Course, ...] = ()
+) -> None:
+    """Call `then` with a course for each fit, all begun and none ended: every method is in the midst of its `learn`."""
+    if not fits:
+        then(list(begun))
+        return
+    method, task, trainer = fits[0]
+
+    def fit(method: Method, task: Task, **how: Any) -> None:
+        course = trainer.start(method, task, **how)
+        within_learn(fits[1:], then, (*begun, course))
+        course.close()
+
+    method.learn(task, fit)
+
+
+def tensors(split: Split) -> tuple[Tensor, Tensor]:
+    """A split's images as a network sees them, and its labels: what plain loops work on."""
+    return split.inputs(torch.arange(len(split), device=split.y.device)), split.y
+
+
+# The contests
+
+
+def small(pair: Pair, engines: list[str], steps: int, rounds: int) -> tuple[Contest, dict[str, str]]:
+    """A perceptron on the CPU, on one thread: whole epochs, per step. All train on the same floats."""
+    tasks = pair.tasks(steps * BATCH, 0.0, CPU, raw=False)
+    able, rows = ours(engines, CPU)
+    regime = Regime(clip=pair.clip, schedule="constant")
+    fits = [(pair.prepare(tasks), tasks[-1], Trainer(regime, engine=engine)) for engine in able]
+    turns: dict[str, Turn] = {PLAIN: _plain(pair, tasks)}
+    versions: dict[str, str] = {}
+
+    def measure(courses: list[Course]) -> None:
+        mine = {named(e): timed(c.epoch, CPU) for e, c in zip(able, courses, strict=True)}
+        rows[:0] = in_turns(mine | turns, rounds, steps)
+
+    with ExitStack() as running:
+        try:
+            peer = running.enter_context(Peer(pair.method, task=pair.task, steps=steps))
+            turns[AVALANCHE], versions = peer.epoch, peer.versions
+        except Missing as reason:
+            rows.append(Row(AVALANCHE, skipped=str(reason)))
+        within_learn(fits, measure)
+    title = f"784-100-100-10, {pair.method}, task {pair.task}, batch {BATCH}, one thread of the CPU"
+    return Contest(title, "step", rows, usual(CPU)), versions
+
+
+def _plain(pair: Pair, tasks: list[Task]) -> Turn:
+    loop = LOOPS[pair.method](perceptron())
+    for task in tasks[:-1]:
+        loop.epoch(*tensors(task.train))
+        loop.finish(*tensors(task.train))
+    data = tensors(tasks[-1].train)
+    return timed(lambda: loop.epoch(*data), CPU)
+
+
+def large(
+    engines: list[str], device: torch.device, count: int, rounds: int, *, fleets: list[str], seeds: int
+) -> list[Contest]:
+    """AlexNet and HAT: the training steps alone, and whole epochs with the validation that belongs to them.
+
+    On a GPU also fleets: several seeds side by side, by each of these engines.
+    """
+    tasks = HAT.tasks(count, 0.15, device, raw=True)
+    task, (able, without) = tasks[-1], ours(engines, device)
+    fits = [(HAT.prepare(tasks), task, Trainer(Regime(clip=HAT.clip), engine=engine)) for engine in able]
+    authors, train, valid = _authors(tasks, device), tensors(task.train), tensors(task.valid)
+    steps = -(-len(task.train) // BATCH)
+    results: list[list[Row]] = []
+
+    def measure(courses: list[Course]) -> None:
+        for theirs, part, per in (
+            (lambda: authors.train(1, *train), lambda course: course._pass(len(course.fitted.epochs)), steps),
+            (lambda: authors.epoch(1, train, valid), lambda course: course.epoch(), 1),
+        ):
+            mine = {named(e): timed(lambda c=c, part=part: part(c), device) for e, c in zip(able, courses, strict=True)}
+            results.append(in_turns(mine | {AUTHORS: timed(theirs, device)}, rounds, per) + without)
+
+    with own_stream(device):
+        within_learn(fits, measure)
+    for engine in fleets:
+        if device.type == "cuda":
+            results[0].append(fleet(tasks, engine, seeds, steps))
+        else:
+            results[0].append(Row(f"{named(engine)}, {seeds} seeds", skipped="a fleet in one process needs a GPU"))
+    what = f"AlexNet, HAT, task 2, batch {BATCH}, float32, {'one thread of the CPU' if device.type == 'cpu' else 'GPU'}"
+    sizes = f"a whole epoch: {len(task.train)} images to train on, {len(task.valid)} to validate"
+    return [
+        Contest(f"{what}: training", "step", results[0], usual(device)),
+        Contest(f"{what}: {sizes}", "epoch", results[1], usual(device)),
+    ]
+
+
+def _authors(tasks: list[Task], device: torch.device) -> Authors:
+    loop = Authors(GatedAlexNet([CLASSES] * 2).to(device))
+    loop.train(0, *tensors(tasks[0].train))
+    loop.finish(0)
+    return loop
+
+
+def fleet(tasks: list[Task], engine: str, seeds: int, steps: int, epochs: int = 4) -> Row:
+    """Several seeds side by side on one GPU, after the first two epochs of each, in which steps are recorded."""
+    stamps: list[list[float]] = [[] for _ in range(seeds)]
+
+    def work(seed: int) -> None:
+        def fit(method: Method, task: Task, **how: Any) -> None:
+            course = Trainer(Regime(clip=HAT.clip), seed=seed, engine=engine).start(method, task, **how)
+            for number in range(2 + epochs):
+                course._pass(number)  # it ends with a wait for its own work on the GPU
+                stamps[seed].append(time.perf_counter())
+            course.close()
+
+        methods[seed].learn(tasks[-1], fit)
+
+    methods = [HAT.prepare(tasks, seed) for seed in range(seeds)]
+    side_by_side([lambda seed=seed: work(seed) for seed in range(seeds)], tasks[0].train.y.device, seeds)
+    return Row(f"{named(engine)}, {seeds} seeds side by side", [1 / (steps * together(stamps, 2))])
+
+
+def together(stamps: list[list[float]], warm: int) -> float:
+    """Epochs per second of all, given when each ended each epoch, in the time when all had `warm` behind them and none was
+    done: outside of it some would have the GPU for themselves."""
+    start, end = max(row[warm - 1] for row in stamps), min(row[-1] for row in stamps)
+    if end <= start:
+        raise ValueError("the seeds of the fleet did not run at the same time: more epochs are needed")
+    done = [np.interp([start, end], row, np.arange(len(row))) for row in stamps]
+    return float(sum(late - early for early, late in done)) / (end - start)

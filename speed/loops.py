@@ -1,0 +1,112 @@
+"""Plain PyTorch loops to compare with: SGD, EWC and SI as a good engineer writes them, without a library.
+
+Nothing here needs hatrack, so that the peers, which live in an environment of their own, train the same network on the same
+data. The tensors lie on the device, already normalised; a batch is an index.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+BATCH = 64
+LR = 0.05
+CLASSES = 10
+
+
+def noise(task: int, count: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Raw images (count, *shape) and labels of a task; the same numbers give the same task."""
+    draw = torch.Generator().manual_seed(task)
+    return torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=draw), torch.arange(count) % CLASSES
+
+
+def perceptron() -> nn.Sequential:
+    """784-100-100-10."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, CLASSES)
+    )
+
+
+class Plain:
+    """SGD, nothing else."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+        self.weights = list(net.parameters())
+        self.optimizer = torch.optim.SGD(self.weights, lr=LR)
+
+    def epoch(self, x: Tensor, y: Tensor) -> None:
+        for index in torch.randperm(len(x), device=x.device).split(BATCH):
+            self.step(x[index], y[index])
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        loss = F.cross_entropy(self.net(x), y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def finish(self, x: Tensor, y: Tensor) -> None:
+        """After a task."""
+
+
+class EWC(Plain):
+    """(strength / 2) sum F (theta - anchor)^2 for every earlier task, each with its own anchor and Fisher."""
+
+    def __init__(self, net: nn.Module, strength: float = 200.0) -> None:
+        super().__init__(net)
+        self.strength = strength
+        self.anchors: list[list[tuple[Tensor, Tensor]]] = []  # by task, by weight: where it was and its Fisher
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        loss = F.cross_entropy(self.net(x), y)
+        for task in self.anchors:
+            for weight, (anchor, fisher) in zip(self.weights, task, strict=True):
+                loss = loss + self.strength / 2 * (fisher * (weight - anchor).pow(2)).sum()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def finish(self, x: Tensor, y: Tensor) -> None:
+        """The Fisher from the gradients of batches, as most codes have it: its size is not what is compared here."""
+        fisher = [torch.zeros_like(weight) for weight in self.weights]
+        batches = torch.arange(len(x), device=x.device).split(BATCH)
+        for index in batches:
+            self.optimizer.zero_grad()
+            F.cross_entropy(self.net(x[index]), y[index]).backward()
+            for total, weight in zip(fisher, self.weights, strict=True):
+                total += weight.grad**2 / len(batches)
+        self.anchors.append([(weight.detach().clone(), f) for weight, f in zip(self.weights, fisher, strict=True)])
+
+
+class SI(Plain):
+    """c sum Omega (theta - anchor)^2, where Omega is what each weight earned on its path through the earlier tasks."""
+
+    def __init__(self, net: nn.Module, c: float = 0.1, xi: float = 0.1) -> None:
+        super().__init__(net)
+        self.c, self.xi = c, xi
+        self.anchors = [weight.detach().clone() for weight in self.weights]
+        self.importances = [torch.zeros_like(weight) for weight in self.weights]
+        self.paths = [torch.zeros_like(weight) for weight in self.weights]
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        loss = F.cross_entropy(self.net(x), y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            gradients = [weight.grad.clone() for weight in self.weights]  # of the loss alone: the path is made of these
+            before = [weight.clone() for weight in self.weights]
+            for weight, anchor, importance in zip(self.weights, self.anchors, self.importances, strict=True):
+                weight.grad += 2 * self.c * importance * (weight - anchor)
+            self.optimizer.step()
+            for path, gradient, weight, old in zip(self.paths, gradients, self.weights, before, strict=True):
+                path -= gradient * (weight - old)
+
+    @torch.no_grad()
+    def finish(self, x: Tensor, y: Tensor) -> None:
+        for k, weight in enumerate(self.weights):
+            earned = self.paths[k] / ((weight - self.anchors[k]) ** 2 + self.xi)
+            self.importances[k] = (self.importances[k] + earned).relu()
+            self.anchors[k] = weight.clone()
+            self.paths[k] = torch.zeros_like(weight)
+
+
+LOOPS: dict[str, type[Plain]] = {"sgd": Plain, "ewc": EWC, "si": SI}

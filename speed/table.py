@@ -1,0 +1,187 @@
+"""This library, plain PyTorch loops and Avalanche, measured in one run on one device: python -m speed.table
+
+It prints a table and writes it to docs/results/speed.md, into the section of this device. `--quick` is for trying it out: a
+few short epochs, nothing compiled, and nothing is written unless `--out` says where.
+"""
+
+import argparse
+import platform
+import sys
+from datetime import date
+from pathlib import Path
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import hatrack
+from hatrack.graph import ENGINES
+from hatrack.options import choose
+from speed.clock import Contest, Row
+from speed.contest import AUTHORS, AVALANCHE, PLAIN, SMALL, large, small
+
+OUT = Path(__file__).parent.parent / "docs" / "results" / "speed.md"
+WANTED = [  # what is asked of this library: (words of a title, compared with, at most so many times as long)
+    (", sgd,", AVALANCHE, 0.6),
+    (", ewc,", AVALANCHE, 0.4),
+    (", sgd,", PLAIN, 1.0),
+    (", ewc,", PLAIN, 1.0),
+    (", si,", PLAIN, 1.0),
+    ("GPU: a whole epoch", AUTHORS, 1 / 15),
+]
+INTRODUCTION = """# Speed
+
+Every row of a group is the same network, data (random images), batch and method. The contestants take turns within one run;
+a time is the median over the turns, a ratio the median of the ratios of single turns (so the two may differ a little).
+
+- `hatrack` is timed by whole epochs, with all that training does besides the step.
+- The plain loops are `speed/loops.py` and `speed/authors.py`: tensors on the device, a batch by an index. HAT is trained as
+  the authors of the paper do: every head computed, masks parameter by parameter, the training set evaluated each epoch.
+- Avalanche runs in its own environment (`make peers`), by whole epochs, from a tensor data set, without metrics or log.
+- On the perceptron all train on the same floats, and nobody clips gradients. With AlexNet both clip them, and `hatrack`
+  keeps the images as bytes, as in use.
+- On a CPU the times are processor time of one thread: what one waits for if the machine has nothing else to do.
+"""
+
+
+def by_commas(text: str) -> list[str]:
+    try:
+        return [choose("engine", word, ENGINES) for word in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--device", default="auto", choices=["auto", "cpu", "cuda"], help="of AlexNet; the rest is on the CPU"
+    )
+    parser.add_argument("--engines", type=by_commas, help="of this library; by default eager, compiled and recorded")
+    parser.add_argument("--fleet", type=by_commas, help="engines of a fleet on one GPU; by default compiled and recorded")
+    parser.add_argument("--seeds", type=int, default=10, help="of a fleet")
+    parser.add_argument("--only", choices=["small", "large"], help="the perceptron, or AlexNet")
+    parser.add_argument("--quick", action="store_true", help="a few short epochs, nothing compiled")
+    parser.add_argument("--out", type=Path, help=f"by default docs/results/{OUT.name}")
+    words = parser.parse_args()
+    words.device = ("cuda" if torch.cuda.is_available() else "cpu") if words.device == "auto" else words.device
+    compiled = [] if words.quick else ["compiled"]
+    words.engines = words.engines or ["eager", *compiled, "recorded"]
+    words.fleet = words.fleet or [*compiled, "recorded"]
+    words.out = words.out or (None if words.quick else OUT)
+    return words
+
+
+def measure(words: argparse.Namespace) -> tuple[list[Contest], dict[str, str]]:
+    """All contests, and the versions of the peers."""
+    device, contests, versions = torch.device(words.device), [], {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for pair in SMALL if words.only != "large" else []:
+        contest, peers = small(pair, words.engines, *((50, 5) if words.quick else (200, 11)))
+        contests.append(contest)
+        versions |= peers
+    if words.only != "small":
+        if device.type == "cuda":
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision("high")  # tf32, for all
+        count, rounds = (300, 2) if words.quick else (50_000, 4) if device.type == "cuda" else (600, 4)
+        contests += large(words.engines, device, count, rounds, fleets=words.fleet, seeds=words.seeds)
+    return contests, versions
+
+
+# What is shown
+
+
+def span(seconds: float) -> str:
+    scale, unit = next((s, u) for s, u in ((1, "s"), (1e3, "ms"), (1e6, "µs")) if seconds * s >= 1 or u == "µs")
+    return f"{seconds * scale:.3g} {unit}"
+
+
+def ratio(row: Row, other: Row | None) -> str:
+    return "" if other is None or row is other else f"{row.times(other)[0]:.2f}"
+
+
+def lines(contest: Contest) -> list[tuple[str, str, str, str]]:
+    """The loop; seconds per step or epoch; times those of the plain loop; times those of Avalanche."""
+    plain = contest.row(PLAIN) or contest.row(AUTHORS)
+    peer = contest.row(AVALANCHE)
+    found = []
+    for row in contest.rows:
+        if row.skipped:
+            found.append((row.name, row.skipped.replace("|", "/"), "", ""))
+        else:
+            found.append((row.name, f"{span(row.median)} per {contest.unit}", ratio(row, plain), ratio(row, peer)))
+    return found
+
+
+def verdicts(contests: list[Contest]) -> list[str]:
+    """What was asked for, and what the usual engine reaches."""
+    found = []
+    for words, name, limit in WANTED:
+        for contest in contests:
+            mine, other = contest.row(contest.usual), contest.row(name)
+            if words in contest.title and mine and other:
+                times, low, high = mine.times(other)
+                reached = "reached" if high <= limit else "MISSED" if low > limit else "within the noise"
+                found.append(
+                    f"{contest.title}: {mine.name} takes {times:.3f} times as long as {name} (quartiles {low:.3f} to "
+                    f"{high:.3f}); at most {limit:.3g} is asked for: {reached}"
+                )
+    return found
+
+
+COLUMNS = ("", "time", "of the plain loop", "of Avalanche")
+
+
+def show(contests: list[Contest], console: Console) -> None:
+    for contest in contests:
+        table = Table(*COLUMNS, title=contest.title, box=box.SIMPLE, title_justify="left")
+        for line in lines(contest):
+            table.add_row(*line)
+        console.print(table)
+    for verdict in verdicts(contests):
+        console.print(verdict, highlight=False, soft_wrap=True)
+
+
+def section(contests: list[Contest], title: str, facts: str, command: str) -> str:
+    parts = [f"## {title}\n\n{facts}\n\n```sh\n{command}\n```\n"]
+    for contest in contests:
+        rows = ["| " + " | ".join(line) + " |" for line in (COLUMNS, ("---",) * 4, *lines(contest))]
+        parts.append(f"### {contest.title}\n\n" + "\n".join(rows) + "\n")
+    parts.append("### What is asked for\n\n" + "\n".join(f"- {verdict}" for verdict in verdicts(contests)) + "\n")
+    return "\n".join(parts)
+
+
+def put(text: str, new: str) -> str:
+    """The page with this section in it, instead of an earlier one of the same title."""
+    others = [f"## {part}" for part in text.split("\n## ")[1:]]
+    kept = [part.rstrip() + "\n" for part in others if part.splitlines()[0] != new.splitlines()[0]]
+    return "\n".join([INTRODUCTION, *sorted([*kept, new])])
+
+
+def machine(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    info = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return f"CPU: {names[0]}" if names else f"CPU: {platform.machine()}"
+
+
+def main() -> None:
+    words = arguments()
+    console = Console()
+    contests, versions = measure(words)
+    show(contests, console)
+    if words.out:
+        known = {"hatrack": hatrack.__version__, "torch": torch.__version__, "Python": platform.python_version()} | versions
+        facts = f"{date.today()}; " + ", ".join(f"{name} {version}" for name, version in known.items()) + "."
+        command = " ".join(["python -m speed.table", *sys.argv[1:]])
+        old = words.out.read_text() if words.out.exists() else ""
+        words.out.parent.mkdir(parents=True, exist_ok=True)
+        words.out.write_text(put(old, section(contests, machine(words.device), facts, command)))
+        console.print(f"written to {words.out}")
+
+
+if __name__ == "__main__":
+    main()
