@@ -108,7 +108,7 @@ def numbers(precision: Precision, device: torch.device) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def choose(engine: Engine, device: torch.device, steps: int) -> tuple[bool, bool]:
+def engine_for(engine: Engine, device: torch.device, steps: int) -> tuple[bool, bool]:
     """Whether to compile and whether to record a fit of so many steps at most."""
     gpu = device.type == "cuda"
     if engine == "recorded" and not gpu:

@@ -17,7 +17,7 @@ import hatrack
 from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
 from hatrack.benchmarks.own import fingerprint
 from hatrack.evaluate import Score, evaluate, without_task_id
-from hatrack.graph import Engine, Precision, choose, numbers
+from hatrack.graph import Engine, Precision, engine_for, numbers
 from hatrack.method import Method
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
@@ -127,7 +127,7 @@ def run(
     path = folder and folder / f"{spec.name}.json"
     if path and path.exists() and not again:
         return Record.load(path)
-    choose(engine, torch.device(device), 0)  # an error now if it can't be had
+    engine_for(engine, torch.device(device), 0)  # an error now if it can't be had
     with numbers(precision, torch.device(device)):
         record = _run(spec, folder, device, Trainer(spec.regime, seed=spec.seed, progress=progress, engine=engine))
     record.versions |= {"engine": engine, "precision": precision}

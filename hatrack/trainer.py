@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hatrack.evaluate import Evaluation
 from hatrack.feed import Feed
-from hatrack.graph import Engine, Recorded, choose, faster, own_stream
+from hatrack.graph import Engine, Recorded, engine_for, faster, own_stream
 from hatrack.method import Method
 from hatrack.regime import Pace, Regime
 from hatrack.rules import watched
@@ -128,7 +128,7 @@ class Course:
         if not self.weights:
             raise ValueError(f"task {task.name!r}: the method has no parameter to train")
         device, batches = task.train.y.device, math.ceil(len(task.train) / regime.batch)
-        compiled, record = choose(engine, device, batches * regime.epochs)
+        compiled, record = engine_for(engine, device, batches * regime.epochs)
         self.optimizers = Optimizers(regime, list(self.weights.values()), plain)
         crops = (
             torch.zeros(len(task.train), 3, dtype=torch.int64, device=task.train.y.device) if task.train.augment else None
