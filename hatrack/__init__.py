@@ -2,6 +2,7 @@
 
 from hatrack._version import __version__
 from hatrack.evaluate import evaluate
+from hatrack.keep import load
 from hatrack.method import Method
 from hatrack.methods import METHODS
 from hatrack.methods.hat import HAT
@@ -29,5 +30,6 @@ __all__ = [
     "Trainer",
     "__version__",
     "evaluate",
+    "load",
     "run",
 ]

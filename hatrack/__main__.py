@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from hatrack import __version__, data_commands, demo, listing
 from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
+from hatrack.checkpoint import Stopped, unfinished
 from hatrack.fleet import carry_out
 from hatrack.graph import ENGINES, PRECISIONS
 from hatrack.methods import METHODS
@@ -43,6 +44,7 @@ def application(words: Sequence[str]) -> typer.Typer:
     app.callback()(_version)
     app.command("list")(_list)
     app.command("run", help=_run_help(words))(_run_command(words))
+    app.command("resume")(_resume)
     app.command("report")(_report)
     app.command("demo")(_demo)
     app.add_typer(data_commands.app, name="data")
@@ -89,6 +91,18 @@ def _report(
     if not folder.is_dir():
         raise ValueError(f"no folder {str(folder)!r}; hatrack run ... --out {folder} would make one")
     print(f"wrote {make_report(folder, out)}")
+
+
+def _resume(
+    folder: Annotated[Path, typer.Argument(help="the folder of the records, as `run --out` named it")] = Path("runs"),
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda", metavar="NAME")] = "auto",
+) -> None:
+    """Go on with the runs in a folder that were stopped before their end."""
+    specs = unfinished(folder)
+    if not specs:
+        raise ValueError(f"nothing in {folder} was stopped before its end")
+    runs = [Run.from_spec(spec) for spec in specs]
+    _carry_out(runs, folder, again=False, device=parse_device(device), parallel=1)
 
 
 def _demo(out: Annotated[Path, typer.Option(help="where records and the page go")] = Path("demo")) -> None:
@@ -164,6 +178,7 @@ def _run(
     precision: Annotated[
         str, typer.Option(help="of matrix products: tf32 (on a GPU), float32 or bfloat16", metavar="NAME")
     ] = "tf32",
+    save_every: Annotated[float, typer.Option(help="minutes between saves of a run's state", metavar="N")] = 5.0,
     parallel: Annotated[int, typer.Option(help="runs side by side: processes on a CPU, streams on a GPU", metavar="N")] = 1,
 ) -> None:
     if seed is not None and seeds is not None:
@@ -173,7 +188,7 @@ def _run(
     own = chosen.pop("")
     runs = [Run(benchmark, method, s, network=network, regime=regime, **own, **chosen) for s in wanted]
     how = {"engine": choose("engine", engine, ENGINES), "precision": choose("precision", precision, PRECISIONS)}
-    _carry_out(runs, out, again=again, device=parse_device(device), parallel=parallel, **how)
+    _carry_out(runs, out, again=again, device=parse_device(device), save_every=save_every, parallel=parallel, **how)
 
 
 def _carry_out(runs: Sequence[Run], out: Path, *, again: bool, parallel: int, **how: Any) -> None:
@@ -277,6 +292,9 @@ def main(words: Sequence[str] | None = None) -> int:
         if os.environ.get("HATRACK_TRACEBACK"):
             raise
         print(f"hatrack: {error}", file=sys.stderr)
+    except Stopped as error:
+        print(f"hatrack: {error}", file=sys.stderr)
+        return 130
     except (KeyboardInterrupt, typer.Abort):
         print("hatrack: stopped", file=sys.stderr)
         return 130

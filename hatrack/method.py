@@ -5,7 +5,10 @@ task but never on a tensor's value, nothing is rebound, and no tensor is made fr
 Then the same step runs eagerly, compiled, or recorded as a CUDA graph. `rules.watch_step` checks it on any machine.
 """
 
+import functools
 import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -28,6 +31,22 @@ class Fit(Protocol):
         of their own (scaled by the schedule), without decay, outside the norm that is clipped, whatever the optimizer."""
 
 
+def _noted(learn: Callable[[Any, Task, Fit], None]) -> Callable[[Any, Task, Fit], None]:
+    """When `learn` has ended well, the method notes the task, and what earlier tasks use is seen to be as it was."""
+
+    @functools.wraps(learn)
+    def noted(self: "Method", task: Task, fit: Fit) -> None:
+        learn(self, task, fit)
+        self.forget_name(task.index)
+        self.history[task.index] = task.name
+        if self.digests:
+            from hatrack import keep
+
+            keep.check(self)
+
+    return noted
+
+
 class Method(nn.Module):
     """Plain sequential SGD: each task is trained in turn and nothing protects the earlier ones.
 
@@ -41,12 +60,22 @@ class Method(nn.Module):
     def __init__(self, net: Network) -> None:
         super().__init__()
         self.net = net
+        self.options: dict[str, Any] = {}  # a method that has options writes self.options = check(Class, locals())
+        self.built = len(net.classes), [name for name, p in net.trunk.named_parameters() if not p.requires_grad]
+        self.history: dict[int, str] = {}  # the finished tasks and their names, in the order of learning
+        self.digests: dict[int, str] = {}  # of what tasks use, once the method was saved or loaded: see keep.py
         self.register_forward_pre_hook(_see_raw_images, with_kwargs=True)
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "learn" in vars(cls):
+            cls.learn = _noted(cls.learn)  # type: ignore[method-assign]
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         """The logits of that task. Images of type float are as the network sees them, of type uint8 raw."""
         return self.net(x, task)  # type: ignore[no-any-return]
 
+    @_noted
     def learn(self, task: Task, fit: Fit) -> None:
         """Once per task, plain Python: the paper's algorithm box."""
         fit(self, task)
@@ -61,9 +90,33 @@ class Method(nn.Module):
     def constrain(self) -> None:
         """After the optimizer: change the parameters in place."""
 
+    def revisit(self, task: Task) -> None:
+        """A run goes on that had learned this task before it was stopped; for a method that keeps what no state can hold."""
+
     def usage(self) -> dict[str, float]:
         """The share of every layer that finished tasks have taken for good; empty if a method takes nothing."""
         return {}
+
+    def used_by(self, task: int) -> dict[str, Tensor]:
+        """All that a finished task uses and that no later task may change, not a bit; empty if a method promises nothing."""
+        return {}
+
+    def used_of_network(self, task: int, exchanged: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The trunk and the head of a task with some tensors exchanged: the bulk of `used_by`."""
+        parts = ("trunk.", "heads.0." if self.net.shared else f"heads.{task}.")
+        tensors = [*self.net.named_parameters(), *self.net.named_buffers()]
+        return {name: exchanged.get(name, tensor) for name, tensor in tensors if name.startswith(parts)}
+
+    def forget_name(self, task: int) -> None:
+        """A task is given up, or learned again: what it uses may change."""
+        self.history.pop(task, None)
+        self.digests.pop(task, None)
+
+    def save(self, path: Path | str) -> None:
+        """Keep the method in one file, for `hatrack.load(path, trunk)`."""
+        from hatrack import keep
+
+        keep.save(self, Path(path))
 
     def say_what_is_free(self, task: Task) -> None:
         """A warning if the task finds hardly anything free in some layers; it learns all the same."""
@@ -72,7 +125,7 @@ class Method(nn.Module):
         if scarce:
             which = ", ".join(scarce[:3]) + (" ..." if len(scarce) > 3 else "")
             counts = f"{len(scarce)} of {len(taken)} layers: {which}"
-            warnings.warn(f"task {task.name!r} finds under {SCARCE:.0%} free in {counts}", stacklevel=3)
+            warnings.warn(f"task {task.name!r} finds under {SCARCE:.0%} free in {counts}", stacklevel=4)
 
     @torch.no_grad()
     def predict(self, images: Any, task: TaskId) -> Tensor:
@@ -88,3 +141,8 @@ def _see_raw_images(method: Method, args: tuple[Any, ...], kwargs: dict[str, Any
     """Before `forward`: images of type uint8 are raw, and are brought to what the task's network sees."""
     x, task = (*args, *(kwargs[name] for name in ("x", "task")[len(args) :]))
     return ((method.net.see(channels_first("images", x), task) if x.dtype == torch.uint8 else x), task), {}
+
+
+def used_modules(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """All tensors of some modules, for `used_by` of a method whose tasks have modules of their own."""
+    return {f"{key}.{name}": tensor for key, module in modules.items() for name, tensor in module.state_dict().items()}

@@ -68,11 +68,12 @@ def choose(kind: str, name: str, table: Mapping[str, T]) -> T:
     return table[name]
 
 
-def check(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
-    """Raise a ValueError for the first value that its option does not allow; other names are passed over."""
-    for name, parameter in parameters(function).items():
-        if name in values:
-            check_value(parameter, values[name])
+def check(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the options, or a ValueError for the first that is not allowed; other names are passed over."""
+    given = {name: parameter for name, parameter in parameters(function).items() if name in values}
+    for name, parameter in given.items():
+        check_value(parameter, values[name])
+    return {name: values[name] for name in given}
 
 
 def check_value(parameter: Parameter, value: Any) -> None:

@@ -4,11 +4,13 @@ import dataclasses
 import hashlib
 import json
 import platform
+import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -16,7 +18,8 @@ import torch
 import hatrack
 from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
 from hatrack.benchmarks.own import fingerprint
-from hatrack.evaluate import Score, evaluate, without_task_id
+from hatrack.checkpoint import Journal
+from hatrack.evaluate import evaluate, without_task_id
 from hatrack.graph import Engine, Precision, engine_for, numbers
 from hatrack.method import Method
 from hatrack.methods import METHODS
@@ -65,6 +68,14 @@ class Run:
             object.__setattr__(
                 self, f"{kind}_options", complete(getattr(self, kind), entry, getattr(self, f"{kind}_options"))
             )
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> Self:
+        """The run that has this `spec`."""
+        plain = {key: value for key, value in spec.items() if key != "data_digest"}
+        for key in ("benchmark_options", "network_options", "method_options"):
+            plain[key] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain[key].items()}
+        return cls(**{**plain, "regime": Regime(**plain["regime"])})
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -120,39 +131,56 @@ def run(
     device: torch.device | str = "cpu",
     engine: Engine = "auto",
     precision: Precision = "tf32",
+    save_every: float = 5.0,
     progress: Progress | None = None,
 ) -> Record:
-    """Carry out a run and keep its record in `out`; a run that has its record there is not run again, unless asked."""
+    """Carry out a run and keep its record in `out`; a run that has its record there is not run again, unless asked.
+
+    Its state is saved there at every task and every so many minutes: a run that was stopped goes on where it was.
+    """
     folder = None if out is None else Path(out)
     path = folder and folder / f"{spec.name}.json"
     if path and path.exists() and not again:
         return Record.load(path)
     engine_for(engine, torch.device(device), 0)  # an error now if it can't be had
-    with numbers(precision, torch.device(device)):
-        record = _run(spec, folder, device, Trainer(spec.regime, seed=spec.seed, progress=progress, engine=engine))
-    record.versions |= {"engine": engine, "precision": precision}
-    if folder:
-        record.save(folder)
+    trainer = Trainer(spec.regime, seed=spec.seed, progress=progress, engine=engine)
+    with numbers(precision, torch.device(device)), ExitStack() as open_files:
+        if folder:
+            trainer.journal = Journal(writable(folder) / f"{spec.name}.part", spec.spec, minutes=save_every)
+            open_files.enter_context(trainer.journal)
+        if again and trainer.journal:
+            shutil.rmtree(trainer.journal.folder, ignore_errors=True)
+        record = _run(spec, device, trainer)
+        record.versions |= {"engine": engine, "precision": precision}
+        if trainer.journal:
+            record.save(trainer.journal.folder.parent)
+            trainer.journal.remove()
     return record
 
 
-def _run(spec: Run, folder: Path | None, device: torch.device | str, trainer: Trainer) -> Record:
+def _run(spec: Run, device: torch.device | str, trainer: Trainer) -> Record:
     began = time.perf_counter()
     tasks, method = build(spec, device)
-    if folder:
-        writable(folder)
-    before = [evaluate(method, task.test).accuracy for task in tasks]
-    tests: list[list[Score]] = []
-    trains: list[list[Score]] = []
-    seconds: list[float] = []
-    usage: list[dict[str, float]] = []
-    for task in tasks:
-        start = time.perf_counter()
+    rows: dict[str, list[Any]] = {name: [] for name in ("before", "tests", "trains", "seconds", "usage")}
+    spent, start = 0.0, 0
+    journal = trainer.journal
+    saved = journal.resume(method, trainer) if journal else None
+    if saved:
+        start, spent = saved["task"], saved["spent"]
+        rows = {name: saved[name] for name in rows}
+        for task in tasks[:start]:
+            method.revisit(task)
+    else:
+        rows["before"] = [evaluate(method, task.test).accuracy for task in tasks]
+    for task in tasks[start:]:
+        if journal and not (saved and task.index == start):  # its beginning is saved already, and where its fits stand
+            journal.begin(task.index, method, trainer, {**rows, "spent": spent + time.perf_counter() - began})
+        watch = time.perf_counter()
         method.learn(task, trainer)
-        seconds.append(time.perf_counter() - start)
-        usage.append(method.usage())
-        tests.append([evaluate(method, other.test) for other in tasks])
-        trains.append([evaluate(method, _some(other.train, spec.train_examples)) for other in tasks])
+        rows["seconds"].append(time.perf_counter() - watch)
+        rows["usage"].append(method.usage())
+        rows["tests"].append([evaluate(method, other.test) for other in tasks])
+        rows["trains"].append([evaluate(method, _some(other.train, spec.train_examples)) for other in tasks])
     everything = range(len(tasks))
     record = Record(
         name=spec.name,
@@ -162,14 +190,14 @@ def _run(spec: Run, folder: Path | None, device: torch.device | str, trainer: Tr
             for t in tasks
         ],
         parameters=sum(p.numel() for p in method.parameters()),
-        before=before,
-        accuracy=[[score.accuracy for score in row] for row in tests],
-        loss=[[score.loss for score in row] for row in tests],
-        train_loss=[[score.loss for score in row] for row in trains],
+        before=rows["before"],
+        accuracy=[[accuracy for _, accuracy in row] for row in rows["tests"]],
+        loss=[[loss for loss, _ in row] for row in rows["tests"]],
+        train_loss=[[loss for loss, _ in row] for row in rows["trains"]],
         without_task_id=[without_task_id(method, task.test, everything) for task in tasks],
         curves=[{"task": f.task, "best": f.best, "epochs": [e._asdict() for e in f.epochs]} for f in trainer.fits],
-        usage=usage,
-        seconds={"total": time.perf_counter() - began, "learn": seconds},
+        usage=rows["usage"],
+        seconds={"total": spent + time.perf_counter() - began, "learn": rows["seconds"]},
         versions=versions(device),
     )
     return dataclasses.replace(record, **{k: clean(v) for k, v in vars(record).items()})

@@ -3,13 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from hatrack.checkpoint import Journal, random_state, set_random_state
 from hatrack.evaluate import Evaluation
 from hatrack.feed import Feed
 from hatrack.graph import Engine, Recorded, engine_for, faster, own_stream
@@ -141,6 +142,9 @@ class Course:
         self.pace = Pace(regime)
         self.fitted = Fitted(task.index)
         self.best: dict[str, Tensor] = {}
+        self.place = 0  # how many steps of the present epoch are done
+        self.taken_up: dict[str, Tensor] = {}  # the state of the generators, if the fit goes on within an epoch
+        self.after_step: Callable[[Course], None] | None = None
 
     def epoch(self) -> None:
         """One pass over the training data, then a look at the validation data. It depends on nothing but what is here."""
@@ -168,15 +172,55 @@ class Course:
             if self.feed.split.crops is not None:
                 self.feed.split.crops.copy_(draw_crops(len(order), generator(self.seed, "crops", number)))
             places = torch.arange(math.ceil(len(order) / self.regime.batch), device=device)
-            self.total.zero_()
-            for place, index in zip(places, self.feed(order), strict=True):
+            if self.taken_up:
+                set_random_state(self.taken_up, device)
+            else:
+                self.total.zero_()
+            for number, (place, index) in enumerate(zip(places, self.feed(order), strict=True)):
+                if number < self.place:
+                    continue  # done before the run was stopped
                 self.count(index, place)
+                self.place = number + 1
                 step_done()
+                if self.after_step:
+                    self.after_step(self)
+        self.place, self.taken_up = 0, {}
         wait_for_gpu()
         return self.total.item() / len(self.task.train)
 
     def _count(self, index: Tensor, number: Tensor) -> Tensor:
         return self.total.add_(self.step(index, number), alpha=len(index))
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that the rest of the fit depends on: tensors, and plain values."""
+        kept = {f"method/{key}": value for key, value in self.method.state_dict().items()}
+        kept |= {f"best/{key}": value for key, value in self.best.items()}
+        for name, parameter in self.weights.items():
+            kept |= {f"optimizer/{name}/{key}": v for key, v in self.optimizers.main.state.get(parameter, {}).items()}
+        kept |= {"total": self.total, **random_state(self.total.device)}
+        pace = {key: value for key, value in vars(self.pace).items() if key != "regime"}
+        return kept, {"fitted": asdict(self.fitted), "pace": pace, "place": self.place}
+
+    @torch.no_grad()
+    def take_up(self, kept: dict[str, Tensor], words: dict[str, Any]) -> None:
+        """Go on from a state."""
+        device = self.total.device
+        groups: dict[str, dict[str, Tensor]] = {"method": {}, "best": {}, "optimizer": {}}
+        for key, value in kept.items():
+            group, _, name = key.partition("/")
+            groups.setdefault(group, {})[name] = value
+        for key, value in self.method.state_dict().items():
+            value.copy_(groups["method"][key])
+        self.best = {key: value.to(device) for key, value in groups["best"].items()}
+        for key, value in groups["optimizer"].items():
+            name, _, what = key.rpartition("/")
+            self.optimizers.main.state[self.weights[name]][what] = value.to(device)
+        self.total.copy_(kept["total"])
+        self.fitted.epochs[:] = [Epoch(*epoch) for epoch in words["fitted"]["epochs"]]
+        self.fitted.best = words["fitted"]["best"]
+        vars(self.pace).update(words["pace"])
+        self.place = words["place"]
+        self.taken_up = kept if self.place else {}
 
     @property
     def over(self) -> bool:
@@ -221,6 +265,7 @@ class Trainer:
         self.engine = engine  # how steps run: see graph.py
         self.progress = progress
         self.watch = watch  # check that every step obeys the rule of the step (slow; for tests of methods)
+        self.journal: Journal | None = None  # where the state of fits is saved
         self.fits: list[Fitted] = []
         self.past: WeakKeyDictionary[Method, Past] = WeakKeyDictionary()
 
@@ -253,8 +298,15 @@ class Trainer:
     def _fit(self, method: Method, task: Task, plain: dict[nn.Parameter, float] | None, changes: dict[str, Any]) -> Fitted:
         before = {key: value.clone() for key, value in method.state_dict().items()}
         course = self.start(method, task, plain=plain, **changes)
+        saved = self.journal.next_fit() if self.journal else None
+        ended = False
+        if saved:
+            course.take_up(*saved)
+            ended = saved[1]["ended"]
+        if self.journal:
+            course.after_step = self.journal.tick
         try:
-            while not course.over:
+            while not course.over and not ended:
                 course.epoch()
                 if self.progress:
                     self.progress(Moment(task, len(method.net.classes), course.regime, course.fitted))
@@ -265,4 +317,26 @@ class Trainer:
         if course.regime.keep_state:
             state = course.optimizers.main.state
             self.past[method].kept.update({name: dict(state[p]) for name, p in course.weights.items()})
-        return course.close()
+        if not ended:
+            course.close()
+            if self.journal:
+                self.journal.keep(course, ended=True)
+        method.eval()
+        return course.fitted
+
+    def remembered(self, method: Method, kept: dict[str, Tensor]) -> dict[str, Any]:
+        """What is remembered between fits: tensors go into `kept`, the rest comes back."""
+        past = self.past.setdefault(method, Past())
+        for name, state in past.kept.items():
+            kept.update({f"past/{name}/{key}": value for key, value in state.items()})
+        return {"counts": dict(past.fits), "fits": [asdict(fitted) for fitted in self.fits]}
+
+    def recall(self, method: Method, kept: dict[str, Tensor], words: dict[str, Any]) -> None:
+        """The same, back again."""
+        past = Past(Counter({int(task): count for task, count in words["counts"].items()}))
+        for key, value in kept.items():
+            if key.startswith("past/"):
+                name, _, what = key.removeprefix("past/").rpartition("/")
+                past.kept.setdefault(name, {})[what] = value.to(method.net.example.device)
+        self.past[method] = past
+        self.fits = [Fitted(f["task"], [Epoch(*e) for e in f["epochs"]], f["best"]) for f in words["fits"]]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hatrack import METHODS, NETWORKS, Method, Network, Regime, Split, Task, Trainer
-from hatrack.graph import PAYS, choose, own_stream
+from hatrack.graph import PAYS, engine_for, own_stream
 from hatrack.seeds import seeded
 from hatrack.task import move
 from hatrack.trainer import Course
@@ -80,7 +80,7 @@ def ours(engines: list[str], device: torch.device) -> tuple[list[str], list[Row]
     able, rows = [], []
     for engine in engines:
         try:
-            choose(engine, device, 1)
+            engine_for(engine, device, 1)
             able.append(engine)
         except ValueError as error:
             rows.append(Row(named(engine), skipped=str(error).split(";")[0]))
@@ -92,7 +92,7 @@ def named(engine: str) -> str:
 
 
 def usual(device: torch.device) -> str:
-    compiled, record = choose("auto", device, PAYS)
+    compiled, record = engine_for("auto", device, PAYS)
     return named("compiled" if compiled else "recorded" if record else "eager")
 
 

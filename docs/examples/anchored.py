@@ -24,7 +24,7 @@ class Anchored(Method):
         strength: Annotated[float, Option("stiffness of the bands", low=0)] = 0.1,
     ) -> None:
         super().__init__(net)
-        check(Anchored, locals())
+        self.options = check(Anchored, locals())
         self.strength = strength
         self.register_buffer("anchor", self.weights().detach().clone())
         self.register_buffer("pull", torch.zeros(()))  # no band before the first task is learned

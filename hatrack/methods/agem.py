@@ -37,7 +37,7 @@ class AGEM(Method):
         reference: Annotated[int, Option("images from memory that the reference gradient is taken on", low=1)] = 256,
     ) -> None:
         super().__init__(net)
-        check(AGEM, locals())
+        self.options = check(AGEM, locals())
         self.per_class, self.reference = per_class, reference
         self.memory = Ring(per_class, net.example)
         self.guarded: list[nn.Parameter] = []  # what is projected; empty without earlier tasks; set anew by `learn`

@@ -49,7 +49,7 @@ class DEN(Method):
         split_epochs: Annotated[int, Option("epochs with copied units; 0: those of the regime", low=0)] = 0,
     ) -> None:
         super().__init__(net)
-        check(DEN, locals())
+        self.options = check(DEN, locals())
         self.expand, self.loss_threshold, self.split_threshold = expand, loss_threshold, split_threshold
         self.l1, self.l2, self.group, self.drift = l1, l2, group, drift
         self.head_epochs, self.retrain_epochs = head_epochs, retrain_epochs

@@ -37,7 +37,7 @@ class ER(Method):
         replay: Annotated[int, Option("examples from memory in every step", low=1)] = 10,
     ) -> None:
         super().__init__(net)
-        check(ER, locals())
+        self.options = check(ER, locals())
         self.replay = replay
         self.memory: Memory = Reservoir(memory, net.example) if kind == "reservoir" else Ring(per_class, net.example)
         self.idle: list[nn.Parameter] = []  # heads that nothing trains now; set anew by `learn`

@@ -67,7 +67,7 @@ class EWC(Method):
         rescale: Annotated[bool, Option("scale every new Fisher to the range from 0 to 1")] = False,
     ) -> None:
         super().__init__(net)
-        check(EWC, locals())
+        self.options = check(EWC, locals())
         self.strength, self.limit, self.anchors, self.decay = strength, limit, anchors, decay
         self.importance = importance
         self.estimator, self.samples, self.rescale = estimator, samples, rescale

@@ -36,6 +36,9 @@ class Frozen(Method):
                 module.training = False  # running statistics and the like stop with the weights
         return self
 
+    def used_by(self, task: int) -> dict[str, Tensor]:
+        return self.used_of_network(task, {})
+
     def learn(self, task: Task, fit: Fit) -> None:
         for name, parameter in self.net.trunk.named_parameters():
             parameter.requires_grad_(name in self.trained and not self.started)

@@ -73,7 +73,7 @@ class HAT(Method):
         leave: Annotated[str, Option("parts to hold whole after the first task, as patterns separated by commas")] = "",
     ) -> None:
         super().__init__(net)
-        check(HAT, locals())
+        self.options = check(HAT, locals())
         self.smax, self.c, self.masks, self.protect = smax, c, masks, protect
         self.anneal, self.embedding, self.gate_lr = anneal, embedding, gate_lr
         self.units = Units(net.trunk, net.example, on_unknown=on_unknown, leave=leave)
@@ -196,11 +196,27 @@ class HAT(Method):
 
     # Afterwards
 
+    def used_by(self, task: int) -> dict[str, Tensor]:
+        """The weights between its units, its gates, norms and head; soft gates and shared norms hold nothing for good."""
+        if self.masks == "soft" or (self.norms.shared and self.norms.names):
+            return {}
+        gates, trunk = self.gates[task].float().cpu(), dict(self.net.trunk.named_parameters())
+        held = {name: mask == 1 for name, mask in self.units.spread(gates).items() if name in self.units.followed}
+        own = {f"trunk.{name}": torch.where(mask.to(trunk[name].device), trunk[name], 0) for name, mask in held.items()}
+        own |= {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
+        if self.net.shared:
+            weight = self.net.heads[0].get_parameter("weight")
+            own["heads.0.weight"] = torch.where(
+                (self.units.on(gates)[self.units.features] == 1).to(weight.device), weight, 0
+            )
+        return {**self.used_of_network(task, own), "gates": self.gates[task]}
+
     @torch.no_grad()
     def release(self, task: int) -> None:
         """Give up a task: what it alone used is free for later ones, and it is as a task that was never learned."""
         self.net.known(task)
         self._grow()
+        self.forget_name(task)
         self.done[task], self.gates[task] = False, 0
         self.embeddings[task].copy_(self._start(task))
         self.norms.reset(self.net, task)

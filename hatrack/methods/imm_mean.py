@@ -38,7 +38,7 @@ class IMMMean(Method):
         ] = 0.0,
     ) -> None:
         super().__init__(net)
-        check(IMMMean, locals())
+        self.options = check(IMMMean, locals())
         self.strength, self.alpha = strength, alpha
         now = values(self.net.common()).detach()
         self.register_buffer("anchor", now.clone())  # the merged weights of the tasks so far

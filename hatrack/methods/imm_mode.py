@@ -44,7 +44,7 @@ class IMMMode(Method):
         samples: Annotated[int, Option("training images that the Fisher is measured on; 0: all of the task", low=0)] = 0,
     ) -> None:
         super().__init__(net)
-        check(IMMMode, locals())
+        self.options = check(IMMMode, locals())
         self.strength, self.merging, self.estimator, self.samples = strength, merge, estimator, samples
         now = values(self.net.common()).detach()
         self.register_buffer("fisher", torch.zeros_like(now))  # summed over the tasks

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
-from hatrack.method import Fit, Method
+from hatrack.method import Fit, Method, used_modules
 from hatrack.networks.network import Network, by_task
 from hatrack.networks.snapshot import Snapshot
 from hatrack.task import Task, TaskId
@@ -51,3 +51,7 @@ class Independent(Method):
     def learn(self, task: Task, fit: Fit) -> None:
         self._grow()
         fit(self, task)
+
+    def used_by(self, task: int) -> dict[str, Tensor]:
+        head = self.heads[task] if self.net.shared else self.net.heads[task]
+        return used_modules({"trunk": self.trunks[task], "head": head})

@@ -42,7 +42,7 @@ class LFL(Method):
         ] = True,
     ) -> None:
         super().__init__(net)
-        check(LFL, locals())
+        self.options = check(LFL, locals())
         self.strength, self.freeze_head = strength, freeze_head
         self.switched_off = last_dropouts(net)
         self.register_buffer("learned", torch.zeros(0, dtype=torch.bool, device=net.example.device))  # (tasks,)

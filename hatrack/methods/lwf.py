@@ -34,7 +34,7 @@ class LwF(Method):
         temperature: Annotated[float, Option("above 1 the less likely classes of an answer count for more", above=0)] = 1.0,
     ) -> None:
         super().__init__(net)
-        check(LwF, locals())
+        self.options = check(LwF, locals())
         self.strength, self.temperature = strength, temperature
         self.register_buffer("learned", torch.zeros(0, dtype=torch.bool, device=net.example.device))  # (tasks,)
         self.earlier: list[int] = []  # the tasks whose heads are to answer as before; it and the next are set by `learn`

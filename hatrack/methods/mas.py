@@ -51,7 +51,7 @@ class MAS(Method):
         over_tasks: Annotated[Literal["sum", "mean"], Option("how the importances of the tasks are put together")] = "sum",
     ) -> None:
         super().__init__(net)
-        check(MAS, locals())
+        self.options = check(MAS, locals())
         self.strength, self.samples, self.group, self.over_tasks = strength, samples, group, over_tasks
         now = self._vector().detach()
         self.register_buffer("importance", torch.zeros_like(now))  # Omega

@@ -48,7 +48,7 @@ class PackNet(Method):
         ] = "task",
     ) -> None:
         super().__init__(net)
-        check(PackNet, locals())
+        self.options = check(PackNet, locals())
         self.prune, self.retrain, self.retrain_lr = prune, retrain, retrain_lr
         self.norms = TaskNorms(net, shared=norms == "shared")
         self._sort_names(own_biases=biases == "task", own_norms=norms == "task")
@@ -90,11 +90,23 @@ class PackNet(Method):
 
     # Forward
 
-    def _run(self, x: Tensor, task: int, weights: dict[str, Tensor]) -> Tensor:
-        """The logits with these weights exchanged, and with the norms and biases of the task."""
+    def _own(self, task: int) -> dict[str, Tensor]:
+        """The norms and biases of a task."""
         norms = {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
         biases = pieces(self.biases[task], self._parameters_named(self.own)) if self.own else []
-        exchanged = weights | norms | dict(zip(self.own, biases, strict=True))
+        return norms | dict(zip(self.own, biases, strict=True))
+
+    def _seen(self, task: int) -> dict[str, Tensor]:
+        """The packed weights as a task has them: 0 where it does not see them."""
+        turn = self.turns[task]
+        seen = (self.owner > 0) & (self.owner <= turn) | (turn == 0)
+        weights = self._parameters_named(self.packed)
+        chosen = [torch.where(s, weight, 0) for s, weight in zip(pieces(seen, weights), weights, strict=True)]
+        return dict(zip(self.packed, chosen, strict=True))
+
+    def _run(self, x: Tensor, task: int, weights: dict[str, Tensor]) -> Tensor:
+        """The logits with these weights exchanged, and with the norms and biases of the task."""
+        exchanged = weights | self._own(task)
         logits: Tensor = functional_call(self.net, exchanged, (x, task)) if exchanged else self.net(x, task)
         return logits
 
@@ -105,11 +117,7 @@ class PackNet(Method):
         if isinstance(task, Tensor):
             return by_task([self(x, k) for k in range(len(self.turns))], task)
         check_task(self.net, task)
-        turn = self.turns[task]
-        seen = (self.owner > 0) & (self.owner <= turn) | (turn == 0)
-        weights = self._parameters_named(self.packed)
-        chosen = [torch.where(s, weight, 0) for s, weight in zip(pieces(seen, weights), weights, strict=True)]
-        return self._run(x, task, dict(zip(self.packed, chosen, strict=True)))
+        return self._run(x, task, self._seen(task))
 
     # Learning
 
@@ -177,6 +185,10 @@ class PackNet(Method):
 
     # Looking at it
 
+    def used_by(self, task: int) -> dict[str, Tensor]:
+        """The weights that it reads, its norms, biases and head."""
+        return self.used_of_network(task, self._seen(task) | self._own(task))
+
     def usage(self) -> dict[str, float]:
         """The share of the weights of every parameter that finished tasks own."""
         owners = pieces(self.owner, self._parameters_named(self.packed))
@@ -188,6 +200,7 @@ class PackNet(Method):
         if not 0 <= task < len(self.turns) or not self.turns[task]:
             raise ValueError(f"task {task} is not learned, so it has nothing to release")
         self._give_up(task)
+        self.forget_name(task)
         self.norms.reset(self.net, task)
         if self.own:
             self.biases[task].copy_(values(self._parameters_named(self.own)))

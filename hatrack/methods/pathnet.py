@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from hatrack.method import Fit, Method
+from hatrack.method import Fit, Method, used_modules
 from hatrack.networks.init import initialise
 from hatrack.networks.network import Network, by_task
 from hatrack.networks.snapshot import Snapshot
@@ -63,7 +63,7 @@ class PathNet(Method):
         mutations: Annotated[float, Option("modules of a path that a mutation draws anew, on average", low=0)] = 1.0,
     ) -> None:
         super().__init__(net)
-        check(PathNet, locals())
+        self.options = check(PathNet, locals())
         if active > modules:
             raise ValueError(f"active must be at most {modules}, the number of modules, not {active}")
         self.count, self.active, self.expand = modules, active, expand
@@ -180,6 +180,12 @@ class PathNet(Method):
         return losses[fitted.best]
 
     # Looking at it
+
+    def used_by(self, task: int) -> dict[str, Tensor]:
+        """Its path, the modules on it, and its head."""
+        path = self.paths[task].tolist()
+        parts = {f"part {layer} {gene}": self.part(layer, gene) for layer, genes in enumerate(path) for gene in genes}
+        return {**used_modules({**parts, "head": self.heads[task]}), "path": self.paths[task]}
 
     def usage(self) -> dict[str, float]:
         """The share of the modules of every layer that finished tasks use."""

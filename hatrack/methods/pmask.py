@@ -57,7 +57,7 @@ class PMASK(Method):
         ] = "task",
     ) -> None:
         super().__init__(net)
-        check(PMASK, locals())
+        self.options = check(PMASK, locals())
         self.smax, self.c, self.anneal, self.embedding, self.gate_lr = smax, c, anneal, embedding, gate_lr
         self.norms = TaskNorms(net, shared=norms == "shared")
         self.names = self._masked()
@@ -112,9 +112,13 @@ class PMASK(Method):
         if isinstance(task, Tensor):
             return grouped(self, x, task)
         self.net.known(task)
+        return self._run(x, task, self._open(task))
+
+    def _open(self, task: int) -> list[Tensor]:
+        """The weights as a task has them: 0 where its gates are closed."""
         weights = self.weights()
         gates = pieces(self.finished(task), weights)
-        return self._run(x, task, [torch.where(gate, w, 0) for gate, w in zip(gates, weights, strict=True)])
+        return [torch.where(gate, w, 0) for gate, w in zip(gates, weights, strict=True)]
 
     def _run(self, x: Tensor, task: int, weights: list[Tensor]) -> Tensor:
         """The logits with these weights and the task's own norms."""
@@ -180,6 +184,14 @@ class PMASK(Method):
 
     # Looking at it, and taking back
 
+    def used_by(self, task: int) -> dict[str, Tensor]:
+        """Its weights, gates, norms and head; norms that tasks share are held for nobody."""
+        if self.norms.shared and self.norms.names:
+            return {}
+        own = {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
+        own |= dict(zip(self.names, self._open(task), strict=True))
+        return {**self.used_of_network(task, own), "gates": self.masks[task]}
+
     def usage(self) -> dict[str, float]:
         """The share of the weights of every layer that finished tasks use; biases are too few to tell."""
         named = zip(self.names, pieces(self.used().float(), self.weights()), strict=True)
@@ -190,6 +202,7 @@ class PMASK(Method):
         """Forget a task: the weights that it alone used are free again."""
         self.net.known(task)
         self._grow()
+        self.forget_name(task)
         self.done[task] = False
         self.masks[task] = pack(self._start(task) > 0)
         self.norms.reset(self.net, task)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hatrack.method import Fit, Method
+from hatrack.method import Fit, Method, used_modules
 from hatrack.networks.init import initialise
 from hatrack.networks.network import Network, by_task
 from hatrack.networks.stages import Stage, check_task, head_for, layer_like, stages, training_only
@@ -77,7 +77,7 @@ class PNN(Method):
         ] = 1.117,
     ) -> None:
         super().__init__(net)
-        check(PNN, locals())
+        self.options = check(PNN, locals())
         self.pattern = stages(net)
         self.full = columns == "full"
         share = budget_tasks or max(1, len(net.classes))
@@ -171,3 +171,8 @@ class PNN(Method):
             self.owned[task.index] = column
         finally:
             self.learning = self.column = -1
+
+    def used_by(self, task: int) -> dict[str, Tensor]:
+        """Its own column, those before it, and its head."""
+        columns = islice(self.columns, self.column_of(task) + 1)
+        return used_modules({**{f"column {k}": column for k, column in enumerate(columns)}, "head": self.heads[task]})

@@ -42,7 +42,7 @@ class SI(Method):
         xi: Annotated[float, Option("damping: keeps weights that hardly moved from having huge importances", above=0)] = 0.1,
     ) -> None:
         super().__init__(net)
-        check(SI, locals())
+        self.options = check(SI, locals())
         self.c, self.xi = c, xi
         now = values(self.net.common()).detach()
         self.register_buffer("importance", torch.zeros_like(now))  # Omega

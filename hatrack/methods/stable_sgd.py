@@ -50,7 +50,7 @@ class StableSGD(Method):
         ] = 0.25,
     ) -> None:
         super().__init__(net)
-        check(StableSGD, locals())
+        self.options = check(StableSGD, locals())
         self.stable = chosen(stable)
         self.first_lr, self.lr_decay, self.lowest_lr, self.decay_from = first_lr, lr_decay, lowest_lr, decay_from
         self.small_batch, self.batch_decay = small_batch, batch_decay

@@ -1,0 +1,488 @@
+"""A method kept in a file is the method that was saved: its answers, its tasks, and what it learns next."""
+
+import ast
+import json
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import torch
+from torch import nn
+
+import hatrack
+from hatrack import METHODS, Method, Network, Record, Regime, Trainer, keep, tensors
+from hatrack.networks import mlp
+from hatrack.options import Option, check
+from hatrack.seeds import seeded
+from hatrack.vectors import pieces
+from tests.test_contract import ISOLATED, MULTI_ONLY, UNTRAINED, every_method, learn, logits, make
+from tests.toys import toy_tasks
+
+ROOT = Path(__file__).parent.parent
+isolated = pytest.mark.parametrize("name", ISOLATED)
+
+
+def fresh(seed: int = 9, widths: tuple[int, ...] = (24, 24), shape: tuple[int, ...] = (1, 4, 4)) -> nn.Module:
+    """A trunk like that of `make`, of other values."""
+    with seeded(seed, "weights"):
+        return mlp(shape, widths=widths, dropout=0.2, input_dropout=0.1)
+
+
+def normed() -> nn.Module:
+    """Batch norms, and a weight that is used under two names."""
+    with seeded(3, "normed"):
+        one, two = nn.Linear(12, 12), nn.Linear(12, 12)
+        two.weight = one.weight
+        layers = [nn.Flatten(), nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU(), one, nn.ReLU(), two, nn.BatchNorm1d(12)]
+    return nn.Sequential(*layers, nn.ReLU())
+
+
+def fit() -> Trainer:
+    return Trainer(Regime(epochs=3, batch=16, lr=0.1))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.safetensors"
+
+
+def saved(name, path, tasks, count=2, **how):
+    method = make(name, tasks, known=1, **how)
+    for task in tasks[:count]:
+        if task.index:
+            method.net.add_task(task.classes)
+        method.learn(task, fit())
+    method.save(path)
+    return method
+
+
+# What was saved is what is loaded
+
+
+@every_method
+@pytest.mark.parametrize("heads", ["multi", "shared"])
+def test_loaded_it_answers_and_learns_as_before(name, heads, path):
+    if heads == "shared" and name in MULTI_ONLY:
+        return
+    tasks = toy_tasks(3)
+    method = saved(name, path, tasks, heads=heads)
+    twin = hatrack.load(str(path), fresh())
+    assert type(twin) is METHODS[name]
+    assert twin.history == {0: "toy 0", 1: "toy 1"}
+    assert not twin.training
+    if name == "joint":
+        for task in tasks[:2]:
+            twin.revisit(task)
+    before = [logits(twin, task) for task in tasks[:2]]
+    assert all(torch.equal(logits(method, task), kept) for task, kept in zip(tasks, before, strict=False))
+    for one in (method, twin):
+        one.net.add_task(tasks[2].classes)
+        one.learn(tasks[2], fit())
+    for task in tasks:
+        assert torch.equal(logits(method, task), logits(twin, task)), "to have been in a file makes no difference"
+    if name in ISOLATED:
+        assert all(torch.equal(logits(twin, task), kept) for task, kept in zip(tasks, before, strict=False))
+    twin.save(path)
+    third = hatrack.load(path, fresh())
+    assert list(third.history.values()) == ["toy 0", "toy 1", "toy 2"]
+    assert all(torch.equal(logits(third, task), logits(twin, task)) for task in tasks)
+    assert len(third.digests) == (3 if name in ISOLATED else 0)
+
+
+def test_a_new_process_gives_the_same_bits(path, tmp_path):
+    tasks = toy_tasks(2)
+    expected = torch.cat([logits(saved("hat", path, tasks), task) for task in tasks])
+    out = tmp_path / "out.safetensors"
+    program = f"""
+import torch, hatrack
+from hatrack import tensors
+from tests.test_contract import logits
+from tests.test_keep import fresh, Path
+from tests.toys import toy_tasks
+method = hatrack.load({str(path)!r}, fresh())
+tensors.save(Path({str(out)!r}), {{"logits": torch.cat([logits(method, task) for task in toy_tasks(2)])}}, {{}})
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+    assert torch.equal(tensors.load(out)[0]["logits"], expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("hat", {"masks": "soft", "smax": 50.0, "norms": "shared", "leave": "1"}),
+        ("hat", {"protect": "exact", "c": 0.1}),
+        ("pmask", {"embedding": "uniform", "c": 2.0}),
+        ("packnet", {"biases": "task", "norms": "shared"}),
+        ("packnet", {"biases": "task", "prune": 0.5}),
+        ("stable-sgd", {"stable": ("lr", "batch")}),
+    ],
+)
+def test_options_norms_and_tied_weights_are_kept(name, options, path):
+    tasks = toy_tasks(3)
+    method = METHODS[name](
+        Network(normed(), [3, 3], tasks[0].train.inputs(torch.arange(4)), init="xavier", seed=4), **options
+    )
+    learn(method, tasks[:2], fit())
+    method.save(path)
+    twin = hatrack.load(path, normed())
+    given = {key: twin.options[key] for key in options}
+    assert given == options
+    assert set(twin.options) == set(method.options) > set(options), "those that were not given as well: defaults may change"
+    for one in (method, twin):
+        one.net.add_task(3)
+        one.learn(tasks[2], fit())
+    for task in tasks:
+        assert torch.equal(logits(method, task), logits(twin, task))
+    twin.save(path)
+    assert len(twin.digests) == (3 if name in ISOLATED and options.get("masks") != "soft" else 0)
+
+
+def test_frozen_parts_stay_frozen(path):
+    tasks, trunk = toy_tasks(3), normed()
+    trunk[1].bias.requires_grad_(False)
+    method = METHODS["hat"](Network(trunk, [3, 3], tasks[0].train.inputs(torch.arange(4)), freeze="2,4.*"))
+    learn(method, tasks[:2], fit())
+    method.save(path)
+    twin = hatrack.load(path, normed())
+    assert twin.net.frozen == method.net.frozen
+    assert {n: p.requires_grad for n, p in twin.named_parameters()} == {
+        n: p.requires_grad for n, p in method.named_parameters()
+    }
+    for one in (method, twin):
+        one.net.add_task(3)
+        one.learn(tasks[2], fit())
+    assert all(torch.equal(logits(method, task), logits(twin, task)) for task in tasks)
+    assert torch.equal(twin.net.trunk[2].running_mean, torch.zeros(12))
+
+
+def test_what_depends_on_the_first_number_of_tasks_comes_back(path):
+    tasks = toy_tasks(3)
+    net = Network(fresh(), [3, 3], tasks[0].train.inputs(torch.arange(2)))
+    method = METHODS["pnn"](net, columns="budget")
+    learn(method, tasks[:2], fit())
+    net.add_task(3)
+    learn(method, [tasks[2], tasks[0]], fit())  # the first once more, in a column of its own
+    method.save(path)
+    twin = hatrack.load(path, fresh())
+    assert list(twin.history) == [1, 2, 0]
+    assert twin.widths == method.widths
+    assert all(torch.equal(logits(method, task), logits(twin, task)) for task in tasks)
+
+
+class Mine(Method):
+    """Keeps how often it has learned."""
+
+    def __init__(self, net: Network, *, strength: Annotated[float, Option("nothing", low=0)] = 0.5) -> None:
+        super().__init__(net)
+        self.options = check(Mine, locals())
+        self.register_buffer("times", torch.zeros(()))
+
+    def learn(self, task, fit):
+        super().learn(task, fit)
+        self.times += 1
+
+
+def test_a_method_of_ones_own(path):
+    tasks = toy_tasks(1)
+    method = Mine(make("sgd", tasks).net, strength=2.0)
+    method.learn(tasks[0], fit())
+    method.save(path)
+    with pytest.raises(ValueError, match=r"method=Mine"):
+        hatrack.load(path, fresh())
+    with pytest.raises(ValueError, match=r"holds tests.test_keep:Mine, not HAT"):
+        hatrack.load(path, fresh(), method=hatrack.HAT)
+    twin = hatrack.load(path, fresh(), method=Mine)
+    assert twin.times == 1
+    assert twin.options == {"strength": 2.0}
+    assert torch.equal(logits(method, tasks[0]), logits(twin, tasks[0]))
+
+
+def test_options_that_are_not_kept_are_an_error_at_once(path):
+    class Careless(Method):
+        def __init__(self, net, *, strength=1.0):
+            super().__init__(net)
+
+    with pytest.raises(ValueError, match=r"Careless does not keep its options \(strength\)"):
+        Careless(make("sgd", toy_tasks(1)).net).save(path)
+    assert not path.exists()
+
+
+def test_joint_says_what_data_it_lacks(path):
+    tasks = toy_tasks(3)
+    saved("joint", path, tasks)
+    twin = hatrack.load(path, fresh())
+    twin.net.add_task(3)
+    with pytest.raises(ValueError, match="joint has no data of 'toy 0', 'toy 1'"):
+        twin.learn(tasks[2], fit())
+
+
+# A change is noticed
+
+
+@torch.no_grad()
+def flip(tensor: torch.Tensor, place: int) -> None:
+    """The last bit of one number, in place."""
+    kind = {4: torch.int32, 2: torch.int16, 8: torch.int64}[tensor.element_size()]
+    tensor.view(-1).view(kind)[place] ^= 1
+
+
+def steep(method: Method, task: int) -> list[tuple[nn.Parameter, int]]:
+    """Every parameter that the logits of a task depend on, and a place in it where they do."""
+    method.zero_grad()
+    method(method.net.example, task).square().sum().backward()
+    found = [(p, p.grad) for p in method.parameters() if p.grad is not None and p.grad.any()]
+    return [(p, int(grad.view(-1).nonzero()[0])) for p, grad in found]
+
+
+@isolated
+def test_one_bit_of_what_a_task_uses_is_noticed(name, path):
+    tasks = toy_tasks(3)
+    saved(name, path, tasks)
+    for task in (0, 1):
+        method = hatrack.load(path, fresh())
+        places = steep(method, task)
+        assert len(places) >= 3
+        for parameter, place in places:
+            flip(parameter, place)
+            with pytest.raises(ValueError, match=rf"task [0{task}] \('toy [0{task}]'\) is not what it was"):
+                method.save(path.with_name("other"))
+            flip(parameter, place)
+        method.save(path.with_name("other"))  # as it was, all is well
+        heads = method.heads if name in ("pnn", "pathnet") else method.net.heads
+        flip(heads[task].bias, 0)  # nobody else's
+        with pytest.raises(ValueError, match=rf"task {task} \('toy {task}'\)"):
+            method.save(path.with_name("other"))
+    assert not list(path.parent.glob(".*")), "nothing half written is left"
+
+
+def free(method: Method) -> list[tuple[nn.Parameter, torch.Tensor]]:
+    """The weights of the trunk that no finished task uses, by each method's own account."""
+    trunk = dict(method.net.trunk.named_parameters())
+    if isinstance(method, METHODS["hat"]):
+        spread = [method.units.spread(gates.float()) for gates in method.gates]
+        return [(p, torch.stack([masks[name] for masks in spread]).amax(0) == 0) for name, p in trunk.items()]
+    pmask = isinstance(method, METHODS["pmask"])
+    weights = method.weights() if pmask else [method.net.get_parameter(name) for name in method.packed]
+    return list(zip(weights, pieces(~method.used() if pmask else method.owner == 0, weights), strict=True))
+
+
+@pytest.mark.parametrize("name", ["hat", "pmask", "packnet"])
+def test_what_is_free_may_change_and_nothing_else(name, path):
+    tasks = toy_tasks(3)
+    method = saved(name, path, tasks)
+    digests = dict(method.digests)
+    changed = tried = told = 0
+    for parameter, mask in free(method):
+        for place in mask.view(-1).nonzero()[:, 0].tolist():
+            flip(parameter, place)
+            changed += 1
+        for place in (~mask).view(-1).nonzero()[:3, 0].tolist():
+            flip(parameter, place)
+            tried += 1
+            told += any(keep.digest(method, task) != kept for task, kept in digests.items())
+            flip(parameter, place)
+    assert changed > 50
+    assert told == tried >= 6
+    method.save(path)
+    assert method.digests == digests
+    twin = hatrack.load(path, fresh())
+    assert all(torch.equal(logits(method, task), logits(twin, task)) for task in tasks[:2])
+
+
+def test_a_task_that_moves_another_is_told_of_after_it_is_learned(path, monkeypatch):
+    """A method that breaks its promise."""
+    tasks = toy_tasks(3)
+    saved("hat", path, tasks)
+    twin = hatrack.load(path, fresh())
+    twin.net.add_task(3)
+    monkeypatch.setattr(type(twin), "_hold", lambda self: None)
+    with pytest.raises(ValueError, match=r"task 0 \('toy 0'\) is not what it was"):
+        twin.learn(tasks[2], fit())
+
+
+@pytest.mark.parametrize("name", ["hat", "pmask", "packnet"])
+def test_a_task_may_be_given_up_or_learned_again(name, path):
+    tasks, others = toy_tasks(2), toy_tasks(2, seed=5)
+    saved(name, path, tasks)
+    twin = hatrack.load(path, fresh())
+    kept = logits(twin, tasks[0])
+    twin.learn(others[1], fit())
+    twin.save(path)
+    twin = hatrack.load(path, fresh())
+    assert list(twin.history) == [0, 1]
+    twin.release(1)
+    assert list(twin.history) == list(twin.digests) == [0]
+    twin.save(path)
+    twin = hatrack.load(path, fresh())
+    assert list(twin.history) == [0]
+    assert torch.equal(logits(twin, tasks[0]), kept)
+
+
+def test_a_trunk_that_computes_something_else_is_told_by_the_answers(path):
+    tasks = toy_tasks(2)
+    for name in ("sgd", "hat"):
+        saved(name, path, tasks)
+        other = fresh()
+        for key, module in list(other.named_modules()):
+            if isinstance(module, nn.ReLU):
+                setattr(other.get_submodule(key.rpartition(".")[0]), key.rpartition(".")[2], nn.Tanh())
+        with pytest.raises(ValueError, match=r"task 0 \('toy 0'\) answers differently"):
+            hatrack.load(path, other)
+
+
+def test_a_file_whose_task_was_changed_is_told_of(path):
+    """By someone who knows the format and writes a right digest of the whole."""
+    saved("hat", path, toy_tasks(2))
+    kept, words = tensors.load(path)
+    flip(kept["state.net.heads.1.bias"], 0)
+    tensors.save(path, kept, words)
+    with pytest.raises(ValueError, match=r"model.safetensors: task 1 \('toy 1'\) is not what it was"):
+        hatrack.load(path, fresh())
+
+
+def test_saving_fails_whole(path):
+    """An error leaves the file that was there."""
+    method = saved("hat", path, toy_tasks(2))
+    before = path.read_bytes()
+    flip(method.net.heads[0].bias, 0)
+    with pytest.raises(ValueError, match="task 0"):
+        method.save(path)
+    assert path.read_bytes() == before
+
+
+# Files and trunks that do not fit
+
+
+@pytest.mark.parametrize(
+    ("trunk", "told"),
+    [
+        (lambda: fresh(widths=(24, 23)), r"is \(23, 24\) instead of \(24, 24\)"),
+        (lambda: fresh(widths=(24, 24, 24)), "it has .* as well"),
+        (lambda: fresh(widths=(24,)), "it lacks "),
+        (lambda: fresh().double(), "is of type torch.float64 instead of torch.float32"),
+        (normed, "it lacks .*and [0-9]+ more"),
+    ],
+)
+def test_another_trunk_is_refused_in_one_line(trunk, told, path):
+    saved("hat", path, toy_tasks(2))
+    with pytest.raises(ValueError, match=told) as caught:
+        hatrack.load(path, trunk())
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+class Trap:
+    def __reduce__(self):
+        return (pytest.fail, ("something was unpickled",))
+
+
+def test_files_that_are_none(path, tmp_path):
+    def told(words, where=path):
+        with pytest.raises(ValueError, match=words) as caught:
+            hatrack.load(where, fresh())
+        assert "\n" not in str(caught.value)
+
+    told("there is no such file")
+    told("can't be read", tmp_path)
+    for content in (b"", b"x", pickle.dumps(Trap()), pickle.dumps({"state": 1}), bytes(8), b"\xff" * 100):
+        path.write_bytes(content)
+        told("is not a file of hatrack, or not whole")
+        with pytest.raises(ValueError, match="is not a record"):
+            Record.load(path)
+    torch.save({"trap": Trap()}, path)
+    told("is not a file of hatrack, or not whole")
+    tensors.save(path, {}, {"kind": "something else"})
+    told("holds no method")
+
+
+def test_damage_is_noticed_wherever_it_is(path):
+    saved("hat", path, toy_tasks(2))
+    whole = path.read_bytes()
+    for place in torch.linspace(0, len(whole) - 1, 150).long().tolist():
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"damaged|not a file of hatrack"):
+            hatrack.load(path, fresh())
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="not whole"):
+        hatrack.load(path, fresh())
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"format": 2}, "format 2, newer than 1"),
+        ({"format": "1"}, "holds no method"),
+        ({"classes": [3, 10**12]}, "holds no whole method: classes"),
+        ({"classes": None}, "holds no whole method: classes"),
+        ({"heads": "shared", "classes": [3, 3]}, "."),
+        ({"built": 5}, "built missing or wrong"),
+        ({"tasks": [{"index": 7, "name": "x", "digest": ""}]}, "tasks missing or wrong"),
+        ({"tasks": [{"index": 0, "name": "x", "digest": ""}] * 2}, "tasks missing or wrong"),
+        ({"tasks": [{"index": 0}]}, "tasks missing or wrong"),
+        ({"tasks": [3]}, "tasks missing or wrong"),
+        ({"frozen": ["nowhere"]}, "it lacks nowhere"),
+        ({"frozen": [3]}, "frozen missing or wrong"),
+        ({"method": "hatt"}, "did you mean 'hat'"),
+        ({"method": "ewc"}, "EWC has no option 'smax'"),
+        ({"options": {"smax": -1}}, "smax must be at least 1"),
+        ({"options": {"masks": "soft"}}, "."),
+        ({"init": "no"}, "init must be"),
+        ({"heads": "no"}, "heads must be"),
+    ],
+)
+def test_words_that_are_wrong_are_told_of(change, told, path):
+    saved("hat", path, toy_tasks(2))
+    kept, words = tensors.load(path)
+    tensors.save(path, kept, json.loads(json.dumps({**words, **change})))
+    with pytest.raises(ValueError, match=told) as caught:
+        hatrack.load(path, fresh())
+    assert "\n" not in str(caught.value)
+
+
+def test_saving_is_possible_before_anything_is_learned(path):
+    method = make("hat", toy_tasks(2))
+    method.save(path)
+    twin = hatrack.load(path, fresh())
+    assert twin.history == {}
+    assert torch.equal(logits(method, toy_tasks(2)[1]), logits(twin, toy_tasks(2)[1]))
+
+
+@every_method
+def test_a_fit_that_fails_is_not_in_the_history(name):
+    tasks = toy_tasks(2)
+    method = make(name, tasks)
+
+    class Broken(Trainer):
+        def __call__(self, *_, **__):
+            raise KeyboardInterrupt
+
+    if name not in UNTRAINED:
+        with pytest.raises(KeyboardInterrupt):
+            method.learn(tasks[0], Broken())
+    assert method.history == {}
+    method.learn(tasks[0], fit())
+    assert method.history == {0: "toy 0"}
+
+
+# No pickle
+
+
+def test_nothing_in_the_package_can_read_a_pickle():
+    banned = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+    files = sorted((ROOT / "hatrack").rglob("*.py"))
+    assert len(files) > 50
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
+            where = f"{path.name}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Import):
+                assert not {alias.name.split(".")[0] for alias in node.names} & banned, where
+            elif isinstance(node, ast.ImportFrom):
+                assert (node.module or "").split(".")[0] not in banned, where
+            elif isinstance(node, ast.Call):
+                assert not re.fullmatch(r"torch\.(load|jit\.load|hub\.load)|.*\.read_pickle", ast.unparse(node.func)), where
+                allowed = [k.value for k in node.keywords if k.arg in ("allow_pickle", "weights_only")]
+                assert all(isinstance(value, ast.Constant) and value.value is False for value in allowed), where
