@@ -10,6 +10,20 @@ from torch import Tensor
 from hatrack.split import Split
 
 
+def count_batches(examples: int, batch: int) -> int:
+    """How many batches an epoch has: see `cut`."""
+    return max(1, -(-examples // batch) - (examples % batch == 1)) if batch > 1 else examples
+
+
+def cut(order: Tensor, batch: int) -> list[Tensor]:
+    """An epoch's examples in batches. One that is left over joins the batch before: by itself it has no variance, and a
+    batch norm could not train on it."""
+    parts = list(torch.split(order, batch))
+    if len(parts) > 1 and batch > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
+
+
 class Feed:
     """Gives out the numbers of the examples of each batch; `split` is what the step takes them from.
 
@@ -22,7 +36,7 @@ class Feed:
         self.split = split
         if split.staged:
             self.rows = split.rows.cpu()
-            device, room = split.y.device, min(batch * ahead, len(split))
+            device, room = split.y.device, min(batch * ahead + 1, len(split))
             self.pinned = [_host_buffer(split, room, device) for _ in range(2)]
             self.split = replace(
                 split,
@@ -34,10 +48,12 @@ class Feed:
     def __call__(self, order: Tensor) -> Iterator[Tensor]:
         """The batches of an epoch, in this order."""
         if not self.source.staged:
-            yield from torch.split(order, self.batch)
+            yield from cut(order, self.batch)
             return
-        parts = torch.split(order, self.batch * self.ahead)
-        host = torch.split(order.cpu(), self.batch * self.ahead)
+        batches = cut(order, self.batch)
+        groups = [batches[k : k + self.ahead] for k in range(0, len(batches), self.ahead)]
+        parts = [torch.cat(group) for group in groups]
+        host = [part.cpu() for part in parts]
         sent = [torch.cuda.Event() if order.is_cuda else None for _ in self.pinned]  # type: ignore[no-untyped-call]
         with ThreadPoolExecutor(1) as pool:
             following = pool.submit(self._gather, host[0], self.pinned[0])
@@ -52,7 +68,7 @@ class Feed:
                 self.split.rows[part] = torch.arange(len(part), device=part.device)
                 if event is not None:
                     event.record()
-                yield from torch.split(part, self.batch)
+                yield from groups[number]
 
     def _gather(self, part: Tensor, buffer: Tensor) -> Tensor:
         return torch.index_select(self.source.x, 0, self.rows[part], out=buffer[: len(part)])

@@ -32,11 +32,20 @@ class Fit(Protocol):
 
 
 def _noted(learn: Callable[[Any, Task, Fit], None]) -> Callable[[Any, Task, Fit], None]:
-    """When `learn` has ended well, the method notes the task, and what earlier tasks use is seen to be as it was."""
+    """When `learn` has ended well, the method notes the task, and what earlier tasks use is seen to be as it was. If it
+    fails, at whatever point, the state is what it was before."""
 
     @functools.wraps(learn)
     def noted(self: "Method", task: Task, fit: Fit) -> None:
-        learn(self, task, fit)
+        before = {key: value.clone() for key, value in self.state_dict().items()}
+        try:
+            learn(self, task, fit)
+        except BaseException:
+            with torch.no_grad():
+                for key, value in self.state_dict().items():
+                    if key in before and before[key].shape == value.shape:
+                        value.copy_(before[key])
+            raise
         self.forget_name(task.index)
         self.history[task.index] = task.name
         if self.digests:

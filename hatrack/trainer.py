@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hatrack.checkpoint import Journal, random_state, set_random_state
 from hatrack.evaluate import Evaluation
-from hatrack.feed import Feed
+from hatrack.feed import Feed, count_batches
 from hatrack.graph import Engine, Recorded, engine_for, faster, own_stream
 from hatrack.method import Method
 from hatrack.regime import Pace, Regime
@@ -87,7 +87,7 @@ def make_step(method: Method, split: Split, regime: Regime, optimizers: Optimize
 
     These two tensors are all that varies, so that the step can be recorded; `method.py` states the rule that it obeys.
     """
-    steps = torch.full((), math.ceil(len(split) / regime.batch), device=split.y.device)
+    steps = torch.full((), count_batches(len(split), regime.batch), device=split.y.device)
 
     def forward(index: Tensor, number: Tensor) -> tuple[Tensor, Batch]:
         batch = split.take(index, number, steps, regime.batch)
@@ -128,7 +128,7 @@ class Course:
         self.weights = {name: p for name, p in method.named_parameters() if p.requires_grad and p not in plain}
         if not self.weights:
             raise ValueError(f"task {task.name!r}: the method has no parameter to train")
-        device, batches = task.train.y.device, math.ceil(len(task.train) / regime.batch)
+        device, batches = task.train.y.device, count_batches(len(task.train), regime.batch)
         compiled, record = engine_for(engine, device, batches * regime.epochs)
         self.optimizers = Optimizers(regime, list(self.weights.values()), plain)
         crops = (
@@ -171,7 +171,7 @@ class Course:
             order = torch.randperm(len(self.task.train), generator=generator(self.seed, "batches", number)).to(device)
             if self.feed.split.crops is not None:
                 self.feed.split.crops.copy_(draw_crops(len(order), generator(self.seed, "crops", number)))
-            places = torch.arange(math.ceil(len(order) / self.regime.batch), device=device)
+            places = torch.arange(count_batches(len(order), self.regime.batch), device=device)
             if self.taken_up:
                 set_random_state(self.taken_up, device)
             else:
@@ -311,6 +311,7 @@ class Trainer:
                 if self.progress:
                     self.progress(Moment(task, len(method.net.classes), course.regime, course.fitted))
         except BaseException:
+            self.past[method].fits[task.index] -= 1  # another try sees the same batches
             course.best = before  # a fit that fails leaves the method as it was
             course.close()
             raise

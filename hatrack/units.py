@@ -70,6 +70,14 @@ class Units:
         padded[ALWAYS] = 1
         return padded
 
+    def frozen(self) -> Tensor:
+        """Which units (units,) are those of layers whose weights can't be trained."""
+        stopped = {name for name, p in self.trunk.named_parameters() if not p.requires_grad}
+        result = torch.zeros(self.count, dtype=torch.bool)
+        for name, units in self.layers.items():
+            result[units] = f"{name}.weight" in stopped
+        return result
+
     def members(self, label: int) -> list[int] | None:
         """The units of a label; None: always on."""
         return None if label == ALWAYS else [unit for unit in self._members[label].tolist() if unit >= 0]

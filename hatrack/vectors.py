@@ -8,17 +8,17 @@ from torch import Tensor, nn
 
 def values(parameters: Sequence[Tensor]) -> Tensor:
     """All values as one vector; gradients flow back through it."""
-    return torch.cat([p.reshape(-1) for p in parameters])
+    return torch.cat([p.reshape(-1) for p in parameters]) if parameters else torch.zeros(0)
 
 
 def grads(parameters: Sequence[nn.Parameter]) -> Tensor:
     """All gradients as one vector; a parameter that has none counts as zeros."""
-    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters])
+    return values([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
 
 
 def pieces(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """A vector cut into the shapes of the parameters."""
-    cuts = torch.split(vector, [p.numel() for p in like])
+    cuts = torch.split(vector, [p.numel() for p in like]) if like else ()
     return [cut.view_as(p) for cut, p in zip(cuts, like, strict=True)]
 
 

@@ -292,3 +292,37 @@ def test_every_option_is_documented(name):
     text = page.read_text()
     for option in parameters(method):
         assert f"`--{option.replace('_', '-')}`" in text, f"{page.name} does not mention --{option}"
+
+
+class Normed(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(16, 12), torch.nn.BatchNorm1d(12), torch.nn.ReLU())
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("den", "pnn", "pathnet")])
+def test_an_example_that_is_left_over_joins_the_batch_before(name):
+    """49 examples in batches of 16: one by itself has no variance, and a batch norm can't train on it."""
+    tasks = toy_tasks(1, train=61)
+    assert len(tasks[0].train) % 16 == 1
+    net = Network(Normed(), [3], tasks[0].train.inputs(torch.arange(2)))
+    method = METHODS[name](net)
+    learn(method, tasks)
+    assert logits(method, tasks[0]).isfinite().all()
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("den", "pnn", "pathnet", "pmask")])
+def test_a_trunk_with_nothing_to_train(name):
+    tasks = toy_tasks(2)
+    method = METHODS[name](Network(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 8)), [3, 3],
+                                   tasks[0].train.inputs(torch.arange(2)), freeze="*"))  # fmt: skip
+    learn(method, tasks)
+    assert logits(method, tasks[1]).isfinite().all()
+
+
+@every_method
+def test_what_is_remembered_is_no_part_of_a_graph(name):
+    tasks = toy_tasks(2)
+    method = make(name, tasks)
+    learn(method, tasks)
+    assert not [key for key, buffer in method.named_buffers() if buffer.requires_grad]
+    copy.deepcopy(method)

@@ -204,18 +204,6 @@ def test_frozen_parts_have_no_springs():
     learn(ewc, tasks)
 
 
-def test_a_network_without_tasks_gets_its_shared_head_later():
-    tasks = toy_tasks(2)
-    method, twin = make(tasks, known=0, heads="shared"), make(tasks, heads="shared")
-    assert len(method.fisher) < len(twin.fisher)
-    for task in tasks:
-        method.net.add_task(task.classes)
-    for one in (method, twin):
-        learn(one, tasks)
-    assert torch.equal(method.fisher, twin.fisher)
-    assert torch.equal(method.anchor, twin.anchor)
-
-
 def test_options_are_checked():
     tasks = toy_tasks(1)
     with pytest.raises(ValueError, match="strength must be at least 0"):

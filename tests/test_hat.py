@@ -374,3 +374,33 @@ def test_a_task_that_does_not_fit_changes_nothing(bad):
 def test_hyper_parameters_out_of_range(option, value):
     with pytest.raises(ValueError, match=f"{option} must be .* not {value!r}"):
         make_hat(toy_tasks(1), **{option: value})
+
+
+def test_layers_that_the_user_froze_stay_open_and_cost_nothing():
+    tasks = toy_tasks(2)
+    trunk = mlp(tasks[0].shape, widths=(8, 8), dropout=0.0, input_dropout=0.0)
+    net = Network(trunk, [3, 3], tasks[0].train.inputs(torch.arange(2)), freeze="1")
+    hat = HAT(net)
+    learn(hat, tasks)
+    assert hat.gates[:, :8].all()
+    assert list(hat.usage()) == ["3"]
+    gates = torch.rand(16)
+    hat.used.zero_()
+    assert hat.capacity(gates) == pytest.approx(gates[8:].mean().item())
+
+
+@pytest.mark.parametrize("masks", ["binary", "soft"])
+def test_an_interruption_after_the_fit_leaves_everything_as_it_was(masks, monkeypatch):
+    tasks, others = toy_tasks(2), toy_tasks(2, seed=5)
+    hat = make_hat(tasks, masks=masks)
+    learn(hat, tasks)
+    before = {key: value.clone() for key, value in hat.state_dict().items()}
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(hat.norms), "gather", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hat.learn(others[0], Trainer(Regime(epochs=2, batch=16, lr=0.1)))
+    for key, value in hat.state_dict().items():
+        assert torch.equal(value, before[key]), key

@@ -176,17 +176,6 @@ def test_without_a_merge_it_is_l2_transfer():
     torch.testing.assert_close(logits(method, tasks[0]), logits(sgd, tasks[0]))
 
 
-@BOTH
-def test_a_network_without_tasks_gets_its_shared_head_later(kind):
-    tasks = toy_tasks(2)
-    method, twin = make(tasks, kind, known=0, heads="shared"), make(tasks, kind, heads="shared")
-    for task in tasks:
-        method.net.add_task(task.classes)
-    for one in (method, twin):
-        learn(one, tasks)
-    assert torch.equal(values(method.net.common()), values(twin.net.common()))
-
-
 def test_options_are_checked():
     tasks = toy_tasks(1)
     with pytest.raises(ValueError, match="alpha must be at most 1"):

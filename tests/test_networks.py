@@ -397,3 +397,11 @@ def test_seeded_restores_the_generator_after_an_error():
     with pytest.raises(RuntimeError), seeded(0, "x"):
         torch.rand(3) @ torch.rand(2)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_can_t_work_is_refused_at_once():
+    trunk, example = nn.Sequential(nn.Flatten(), nn.Linear(16, 8)), torch.rand(2, 1, 4, 4)
+    with pytest.raises(ValueError, match="needs the classes of the first task"):
+        Network(trunk, [], example, heads="shared")
+    with pytest.raises(ValueError, match=r"must compute in float32, not torch\.float64"):
+        Network(trunk.double(), [3], example.double())

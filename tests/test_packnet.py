@@ -314,3 +314,16 @@ def test_a_retraining_that_fails_leaves_the_method_as_it_was():
 def test_hyper_parameters_out_of_range(option, value):
     with pytest.raises(ValueError, match=f"{option} must be .* not {value!r}"):
         make(toy_tasks(1), **{option: value})
+
+
+def test_shared_norms_stay_as_the_first_task_leaves_them_without_retraining_too():
+    tasks = toy_tasks(3)
+    trunk = nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU())
+    net = Network(trunk, [3, 3, 3], tasks[0].train.inputs(torch.arange(2)))
+    method = PackNet(net, norms="shared", retrain=0)
+    fit = Trainer(Regime(epochs=3, batch=16, lr=0.1))
+    method.learn(tasks[0], fit)
+    before = logits(method, tasks[0])
+    for task in tasks[1:]:
+        method.learn(task, fit)
+    assert torch.equal(before, logits(method, tasks[0]))

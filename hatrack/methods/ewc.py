@@ -12,7 +12,6 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hatrack.fisher import Estimator, fisher_diagonal
 from hatrack.method import Fit, Method
@@ -40,7 +39,7 @@ class EWC(Method):
         self,
         net: Network,
         *,
-        strength: Annotated[float, Option("lambda, stiffness of the springs: more forgets and learns less", low=0)] = 200.0,
+        strength: Annotated[float, Option("lambda, of the springs: larger forgets less and learns less", low=0)] = 200.0,
         limit: Annotated[
             float,
             Option("the largest STRENGTH times Fisher of a spring; those over 2 / lr explode; 0: no limit", low=0),
@@ -76,14 +75,7 @@ class EWC(Method):
         self.register_buffer("anchor", now.clone())
         self.register_buffer("learned", now.new_zeros(()))  # how many tasks
 
-    def _grow(self) -> None:
-        """A shared head comes with the first task, if the network was made without any."""
-        missing = len(values(self.net.common())) - len(self.fisher)
-        if missing:
-            self.fisher, self.anchor = F.pad(self.fisher, (0, missing)), F.pad(self.anchor, (0, missing))
-
     def learn(self, task: Task, fit: Fit) -> None:
-        self._grow()
         fit(self, task)
         self.consolidate(self._measure(task))
 
@@ -102,8 +94,10 @@ class EWC(Method):
         new = fisher_diagonal(
             self, task.train, task.index, self.net.common(), samples=self.samples, estimator=self.estimator
         )
+        if not self.rescale:
+            return new
         low, high = new.aminmax()
-        return (new - low) / (high - low) if self.rescale and high > low else new
+        return (new - low) / (high - low) if high > low else new
 
     @torch.no_grad()
     def consolidate(self, new: Tensor) -> None:

@@ -39,10 +39,11 @@ class HAT(Method):
 
     paper: ClassVar[str] = "Serra et al. 2018 (001)"
     needs: ClassVar[str] = "task id at test"
-    costs: ClassVar[str] = "an embedding per unit while a task is learned, then one bit per unit and task"
+    costs: ClassVar[str] = "an embedding and a gate per unit and task, and norms per task"
 
     gates: Tensor
     done: Tensor
+    frozen: Tensor
 
     def __init__(
         self,
@@ -78,6 +79,8 @@ class HAT(Method):
         self.anneal, self.embedding, self.gate_lr = anneal, embedding, gate_lr
         self.units = Units(net.trunk, net.example, on_unknown=on_unknown, leave=leave)
         self.units.to(net.example.device)
+        # Units of layers that the user froze: nothing can change them, so they stay open and cost nothing.
+        self.register_buffer("frozen", self.units.frozen().to(net.example.device), persistent=False)
         self.norms = TaskNorms(net, shared=norms == "shared")
         self.embeddings = nn.ParameterList()  # (units,) per task
         self.register_buffer("gates", torch.zeros(0, self.units.count, dtype=torch.bool if masks == "binary" else None))
@@ -112,8 +115,11 @@ class HAT(Method):
     def finished(self, task: int) -> Tensor:
         """The gates (units,) that a task has when it is finished, or would have if it were now."""
         e = self.embeddings[task]
-        now = e > 0 if self.masks == "binary" else torch.sigmoid(self.smax * e)
+        now = (e > 0) | self.frozen if self.masks == "binary" else self._open(torch.sigmoid(self.smax * e))
         return torch.where(self.done[task], self.gates[task], now)
+
+    def _open(self, gates: Tensor) -> Tensor:
+        return torch.where(self.frozen, 1.0, gates)
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         self._grow()
@@ -135,7 +141,7 @@ class HAT(Method):
             fit(self, task, plain={self.embeddings[task.index]: self.gate_lr})
             self.norms.gather(self, task.index, task.train)  # statistics of the gates as they are from now on
             before[task.index] = True
-            self.gates[task.index] = self.finished(task.index)
+            self.gates[task.index] = self.finished(task.index).detach()
         finally:  # after an error the finished tasks are still those that were
             self.done.copy_(before)
             self.held = []
@@ -167,14 +173,14 @@ class HAT(Method):
 
     def loss(self, batch: Batch) -> Tensor:
         assert isinstance(batch.task, int), "HAT learns one task at a time"
-        gates = torch.sigmoid(hardness(batch, self.smax, self.anneal) * self.embeddings[batch.task])
+        gates = self._open(torch.sigmoid(hardness(batch, self.smax, self.anneal) * self.embeddings[batch.task]))
         features = self.units.run(batch.x, without_denormals(gates), self.norms.of(batch.task))
         logits = self.net.head(features, batch.task)
         return F.cross_entropy(logits, batch.y) + self.c * self.capacity(gates)
 
     def capacity(self, gates: Tensor) -> Tensor:
         """R (Eq. 5): the share of the free units that the gates open; 0 when no unit is free."""
-        free = 1 - self.used
+        free = torch.where(self.frozen, 0.0, 1 - self.used)
         return (gates * free).sum() / free.sum().clamp(min=1e-6)
 
     def edit_grads(self, batch: Batch) -> None:
@@ -225,7 +231,8 @@ class HAT(Method):
     def usage(self) -> dict[str, float]:
         """The share of the units of every layer that finished tasks use."""
         used = (self.gates[self.done] > 0.5).any(0).float()
-        return {name: used[units].mean().item() for name, units in self.units.layers.items()}
+        layers = [(name, units) for name, units in self.units.layers.items() if not self.frozen[units].all()]
+        return {name: used[units].mean().item() for name, units in layers}
 
 
 def without_denormals(gates: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hatrack.method import Fit, Method
 from hatrack.networks.network import Network
@@ -44,14 +43,7 @@ class IMMMean(Method):
         self.register_buffer("anchor", now.clone())  # the merged weights of the tasks so far
         self.register_buffer("learned", now.new_zeros(()))  # how many tasks
 
-    def _grow(self) -> None:
-        """A shared head comes with the first task, if the network was made without any."""
-        missing = len(values(self.net.common())) - len(self.anchor)
-        if missing:
-            self.anchor = F.pad(self.anchor, (0, missing))
-
     def learn(self, task: Task, fit: Fit) -> None:
-        self._grow()
         fit(self, task)
         self.merge()
 

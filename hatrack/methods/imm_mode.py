@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hatrack.fisher import Estimator, fisher_diagonal
 from hatrack.method import Fit, Method
@@ -51,14 +50,7 @@ class IMMMode(Method):
         self.register_buffer("anchor", now.clone())  # the merged weights of the tasks so far
         self.register_buffer("learned", now.new_zeros(()))  # how many tasks
 
-    def _grow(self) -> None:
-        """A shared head comes with the first task, if the network was made without any."""
-        missing = len(values(self.net.common())) - len(self.anchor)
-        if missing:
-            self.fisher, self.anchor = F.pad(self.fisher, (0, missing)), F.pad(self.anchor, (0, missing))
-
     def learn(self, task: Task, fit: Fit) -> None:
-        self._grow()
         fit(self, task)
         if self.merging == "mode":
             self.merge(self._measure(task))

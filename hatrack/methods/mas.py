@@ -97,7 +97,7 @@ class MAS(Method):
 
     def _groups(self, split: Split, order: Tensor) -> Iterator[Tensor]:
         """The images in groups whose gradients are added up, as many groups at a time as fit: (groups, group, *shape)."""
-        fit = max(1, min(NUMBERS // len(self.importance), EXAMPLES // self.group))
+        fit = max(1, min(NUMBERS // max(1, len(self.importance)), EXAMPLES // self.group))
         for index in torch.split(order, fit * self.group):
             x = split.inputs(index)
             whole = len(x) // self.group

@@ -135,7 +135,7 @@ class PackNet(Method):
             self._hold(self.owner != turn)  # the weights just pruned as well: they stay 0
             if self.retrain:
                 fit(self, task, epochs=self.retrain, lr=self.retrain_lr * fitted.epochs[0].lr)
-            else:
+            elif not (self.norms.shared and self.turns.any()):  # shared ones stay as the first task leaves them
                 self.norms.gather(self, task.index, task.train)  # statistics without the pruned weights
             self.turns[task.index] = turn
         except BaseException:
@@ -196,7 +196,7 @@ class PackNet(Method):
 
     @torch.no_grad()
     def release(self, task: int) -> None:
-        """Forget a task: its head, norms and biases are as before it was learned, and what no other task reads is free."""
+        """Forget a task: its head, own norms and own biases are as at first, and what no other task reads is free."""
         if not 0 <= task < len(self.turns) or not self.turns[task]:
             raise ValueError(f"task {task} is not learned, so it has nothing to release")
         self._give_up(task)

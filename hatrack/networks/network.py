@@ -43,6 +43,8 @@ class Network(nn.Module):
         super().__init__()
         if heads not in ("multi", "shared"):
             raise ValueError(f"heads must be 'multi' or 'shared', not {heads!r}")
+        if heads == "shared" and not classes:
+            raise ValueError("heads='shared' needs the classes of the first task: the head that all share is made for them")
         self.trunk, self.shared, self.init, self.seed = trunk, heads == "shared", init, seed
         example = torch.as_tensor(example)
         where = next((p.device for p in trunk.parameters()), example.device)
@@ -79,6 +81,8 @@ class Network(nn.Module):
         if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != len(self.example):
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise ValueError(f"the trunk must turn a batch of images into (batch, features), not {got}")
+        if out.dtype != torch.float32:
+            raise ValueError(f"the trunk must compute in float32, not {out.dtype}; a GPU's bfloat16 is an option of a run")
         return out.shape[1]
 
     def _freeze(self, patterns: Sequence[str]) -> list[str]:
