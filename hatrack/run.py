@@ -145,12 +145,15 @@ def run(
     engine_for(engine, torch.device(device), 0)  # an error now if it can't be had
     trainer = Trainer(spec.regime, seed=spec.seed, progress=progress, engine=engine)
     with numbers(precision, torch.device(device)), ExitStack() as open_files:
+        began = time.perf_counter()
+        tasks, method = build(spec, device)  # what is wrong with a run shows here, before anything is written
         if folder:
             trainer.journal = Journal(writable(folder) / f"{spec.name}.part", spec.spec, minutes=save_every)
             open_files.enter_context(trainer.journal)
         if again and trainer.journal:
             shutil.rmtree(trainer.journal.folder, ignore_errors=True)
-        record = _run(spec, device, trainer)
+        record = _run(spec, tasks, method, trainer, began)
+        record.versions |= versions(device)
         record.versions |= {"engine": engine, "precision": precision}
         if trainer.journal:
             record.save(trainer.journal.folder.parent)
@@ -158,9 +161,7 @@ def run(
     return record
 
 
-def _run(spec: Run, device: torch.device | str, trainer: Trainer) -> Record:
-    began = time.perf_counter()
-    tasks, method = build(spec, device)
+def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: float) -> Record:
     rows: dict[str, list[Any]] = {name: [] for name in ("before", "tests", "trains", "seconds", "usage")}
     spent, start = 0.0, 0
     journal = trainer.journal
@@ -198,7 +199,6 @@ def _run(spec: Run, device: torch.device | str, trainer: Trainer) -> Record:
         curves=[{"task": f.task, "best": f.best, "epochs": [e._asdict() for e in f.epochs]} for f in trainer.fits],
         usage=rows["usage"],
         seconds={"total": spent + time.perf_counter() - began, "learn": rows["seconds"]},
-        versions=versions(device),
     )
     return dataclasses.replace(record, **{k: clean(v) for k, v in vars(record).items()})
 

@@ -81,8 +81,6 @@ class Network(nn.Module):
         if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != len(self.example):
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise ValueError(f"the trunk must turn a batch of images into (batch, features), not {got}")
-        if out.dtype != torch.float32:
-            raise ValueError(f"the trunk must compute in float32, not {out.dtype}; a GPU's bfloat16 is an option of a run")
         return out.shape[1]
 
     def _freeze(self, patterns: Sequence[str]) -> list[str]:
