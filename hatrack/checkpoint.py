@@ -19,8 +19,9 @@ import hatrack
 from hatrack import tensors
 
 if TYPE_CHECKING:
+    from hatrack.course import Course
     from hatrack.method import Method
-    from hatrack.trainer import Course, Trainer
+    from hatrack.trainer import Trainer
 
 FORMAT = 1
 State = tuple[dict[str, Tensor], dict[str, Any]]

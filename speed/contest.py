@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from hatrack import METHODS, NETWORKS, Method, Network, Regime, Split, Task, Trainer
+from hatrack.course import Course
 from hatrack.graph import PAYS, engine_for, own_stream
 from hatrack.seeds import seeded
 from hatrack.task import move
-from hatrack.trainer import Course
 from hatrack.turns import side_by_side
 from speed.authors import Authors, GatedAlexNet
 from speed.clock import Contest, Row, Turn, in_turns, timed

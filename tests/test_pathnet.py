@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from hatrack import NETWORKS, Diverged, Network, Regime, Trainer, evaluate
+from hatrack.course import Epoch, Fitted
 from hatrack.methods.pathnet import PathNet, draw, mutated
-from hatrack.trainer import Epoch, Fitted
 from tests.test_contract import OPTIMIZERS, learn, logits
 from tests.test_networks import MIXTURE, count
 from tests.test_pnn import small_conv, small_mlp

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hatrack import NETWORKS, Network
-from hatrack.networks.stages import check_task, head_for, stages, training_only
+from hatrack.networks.stages import stages, training_only
 
 SHAPE = (2, 8, 8)
 
@@ -159,16 +159,16 @@ def test_a_width_that_does_not_fit():
 def test_a_head_of_the_usual_width_starts_as_the_network_s(init, heads):
     net = network(nn.Linear(16, 5), init=init, heads=heads)
     for task in range(2):
-        own, usual = head_for(net, task, 5), net.heads[0 if heads == "shared" else task]
+        own, usual = net.new_head(0 if heads == "shared" else task, features=5), net.heads[0 if heads == "shared" else task]
         assert torch.equal(own.weight, usual.weight)
         assert torch.equal(own.bias, usual.bias)
-        assert head_for(net, task, 9).weight.shape == (usual.out_features, 9)
+        assert net.new_head(0 if heads == "shared" else task, features=9).weight.shape == (usual.out_features, 9)
 
 
 @pytest.mark.parametrize("task", [-1, 2])
 def test_a_task_that_is_not_there(task):
     with pytest.raises(IndexError, match=re.escape(f"no task {task}: the network has 2")):
-        check_task(network(nn.Linear(16, 5)), task)
+        network(nn.Linear(16, 5)).known(task)
 
 
 def test_training_only_some():

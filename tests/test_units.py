@@ -689,7 +689,10 @@ def products_of_nothing(monkeypatch):
 
 def norms_without_gates(monkeypatch):
     placed = Trace.placed
-    without = lambda trace, x: {k: None if "norm" in k[0] else g for k, g in placed(trace, x).items()}  # noqa: E731
+
+    def without(trace, x):
+        return {key: None if "norm" in key[0] else gate for key, gate in placed(trace, x).items()}
+
     monkeypatch.setattr(Trace, "placed", without)
     return preactivated()
 
@@ -714,7 +717,11 @@ def gates_of_other_units(monkeypatch):
 
 def biases_without_owners(monkeypatch):
     use = Trace._use
-    skip = lambda trace, positions, writes, reads: positions.dim() == 1 or use(trace, positions, writes, reads)  # noqa: E731
+
+    def skip(trace, positions, writes, reads):
+        if positions.dim() > 1:
+            use(trace, positions, writes, reads)
+
     monkeypatch.setattr(Trace, "_use", skip)
     monkeypatch.setattr("hatrack.units._unused", lambda uses, total: torch.zeros(total))
     return between(nn.ReLU())

@@ -14,9 +14,8 @@ from torch.nn import functional as F
 from hatrack.evaluate import evaluate
 from hatrack.freeze import Freeze
 from hatrack.method import Fit, Method
-from hatrack.networks.network import Network, by_task
+from hatrack.networks.network import Network, grouped
 from hatrack.networks.room import UNBORN, Layer, Room, between, beyond
-from hatrack.networks.stages import check_task
 from hatrack.options import Option, check
 from hatrack.seeds import generator
 from hatrack.task import Batch, Task, TaskId
@@ -76,8 +75,8 @@ class DEN(Method):
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         self._grow()
         if isinstance(task, Tensor):
-            return by_task([self(x, k) for k in range(len(self.turns))], task)
-        check_task(self.net, task)
+            return grouped(self, x, task)
+        self.net.known(task)
         return self.room.run(self.net, x, task, self.seen(task))
 
     # Learning
@@ -85,12 +84,8 @@ class DEN(Method):
     def learn(self, task: Task, fit: Fit) -> None:
         self.net.expect(task.index, task.name, task.classes, task.shape)
         self._grow()
-        before = {key: value.clone() for key, value in self.state_dict().items()}
         try:
             self._learn(task, fit)
-        except BaseException:
-            self.load_state_dict(before)
-            raise
         finally:
             self.free, self.held, self.anchors, self.fresh = [], [], [], []
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 from torch import Tensor, nn
 
 from hatrack.method import Fit, Method, used_modules
-from hatrack.networks.network import Network, by_task
+from hatrack.networks.network import Network, grouped
 from hatrack.networks.snapshot import Snapshot
 from hatrack.task import Task, TaskId
 
@@ -44,7 +44,7 @@ class Independent(Method):
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         self._grow()
         if isinstance(task, Tensor):
-            return by_task([self(x, k) for k in range(len(self.trunks))], task)
+            return grouped(self, x, task)
         features = self.trunks[task](x)
         return self.heads[task](features) if self.net.shared else self.net.head(features, task)
 

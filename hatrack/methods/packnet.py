@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 from hatrack.freeze import Freeze
 from hatrack.method import Fit, Method
-from hatrack.networks.network import Network, by_task
-from hatrack.networks.stages import check_task
+from hatrack.networks.network import Network, grouped
 from hatrack.norms import TaskNorms, own_tensors
 from hatrack.options import Option, check
 from hatrack.task import Batch, Task, TaskId
@@ -115,8 +114,8 @@ class PackNet(Method):
         and before, it sees all weights."""
         self._grow()
         if isinstance(task, Tensor):
-            return by_task([self(x, k) for k in range(len(self.turns))], task)
-        check_task(self.net, task)
+            return grouped(self, x, task)
+        self.net.known(task)
         return self._run(x, task, self._seen(task))
 
     # Learning
@@ -124,7 +123,6 @@ class PackNet(Method):
     def learn(self, task: Task, fit: Fit) -> None:
         self.net.expect(task.index, task.name, task.classes, task.shape)
         self._grow()
-        before = {key: value.clone() for key, value in self.state_dict().items()}
         try:
             self._give_up(task.index)
             turn = int(self.turns.max()) + 1
@@ -138,9 +136,6 @@ class PackNet(Method):
             elif not (self.norms.shared and self.turns.any()):  # shared ones stay as the first task leaves them
                 self.norms.gather(self, task.index, task.train)  # statistics without the pruned weights
             self.turns[task.index] = turn
-        except BaseException:
-            self.load_state_dict(before)
-            raise
         finally:
             self.held = []
 
@@ -204,5 +199,4 @@ class PackNet(Method):
         self.norms.reset(self.net, task)
         if self.own:
             self.biases[task].copy_(values(self._parameters_named(self.own)))
-        if not self.net.shared:
-            self.net.heads[task].load_state_dict(self.net.new_head(task).state_dict())
+        self.net.reset_head(task)

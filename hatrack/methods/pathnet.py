@@ -12,16 +12,17 @@ from typing import Annotated, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from hatrack.course import Fitted
 from hatrack.method import Fit, Method, used_modules
 from hatrack.networks.init import initialise
-from hatrack.networks.network import Network, by_task
+from hatrack.networks.network import Network, grouped
 from hatrack.networks.snapshot import Snapshot
-from hatrack.networks.stages import Stage, check_task, head_for, stages, training_only
+from hatrack.networks.stages import Stage, stages, training_only
 from hatrack.options import Option, check
 from hatrack.regime import Pace
 from hatrack.seeds import generator, seeded
 from hatrack.task import Task, TaskId
-from hatrack.trainer import Fitted, Trainer
+from hatrack.trainer import Trainer
 
 
 class Choice(nn.Module):
@@ -94,14 +95,14 @@ class PathNet(Method):
 
     def _grow(self) -> None:
         for task in range(len(self.heads), len(self.net.classes)):
-            self.heads.append(head_for(self.net, task, self.features))
+            self.heads.append(self.net.new_head(0 if self.net.shared else task, features=self.features))
             self.paths = torch.cat([self.paths, self.paths.new_full((1, *self.paths.shape[1:]), -1)])
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         self._grow()
         if isinstance(task, Tensor):
-            return by_task([self(x, k) for k in range(len(self.heads))], task)
-        check_task(self.net, task)
+            return grouped(self, x, task)
+        self.net.known(task)
         # A task that is not learned yet goes through the first module of every layer.
         path = self.path if task == self.learning else self.paths[task].clamp(min=0).tolist()
         for choice, genes in zip(self.choices, path, strict=True):
@@ -113,15 +114,11 @@ class PathNet(Method):
     def learn(self, task: Task, fit: Fit) -> None:
         self.net.expect(task.index, task.name, task.classes, task.shape)
         self._grow()
-        before = Snapshot(self)
         self.learning = task.index
         try:
             frozen = self.used(besides=task.index)
             self._restart(frozen)
             self.paths[task.index] = self._tournament(task, fit, frozen)
-        except BaseException:
-            before.restore(self)
-            raise
         finally:
             self.learning = -1
 

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from hatrack.method import Fit, Method, used_modules
 from hatrack.networks.init import initialise
-from hatrack.networks.network import Network, by_task
-from hatrack.networks.stages import Stage, check_task, head_for, layer_like, stages, training_only
+from hatrack.networks.network import Network, grouped
+from hatrack.networks.stages import Stage, layer_like, stages, training_only
 from hatrack.options import Option, check
 from hatrack.seeds import seeded
 from hatrack.task import Task, TaskId
@@ -96,7 +96,9 @@ class PNN(Method):
         for task in range(len(self.heads), len(self.net.classes)):
             self._add_column()
             own = self.full and task < len(self.net.heads)
-            self.heads.append(self.net.heads[task] if own else head_for(self.net, task, self.features))
+            self.heads.append(
+                self.net.heads[task] if own else self.net.new_head(0 if self.net.shared else task, features=self.features)
+            )
             self.owned = torch.cat([self.owned, self.owned.new_full((1,), -1)])  # the task's column; -1: not learned yet
 
     @torch.no_grad()
@@ -147,8 +149,8 @@ class PNN(Method):
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         self._grow()
         if isinstance(task, Tensor):
-            return by_task([self(x, k) for k in range(len(self.heads))], task)
-        check_task(self.net, task)
+            return grouped(self, x, task)
+        self.net.known(task)
         hidden: list[list[Tensor]] = []
         for column in islice(self.columns, self.column_of(task) + 1):
             hidden.append(column(x, hidden))

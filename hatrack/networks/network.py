@@ -167,10 +167,11 @@ class Network(nn.Module):
             )
         return View(tuple(self.example.shape[1:]), self.mean, self.std, self.pixels)(images, row)
 
-    def new_head(self, number: int, classes: int | None = None) -> nn.Linear:
-        """A head as it is before any training; its weights depend on the seed and its number only."""
+    def new_head(self, number: int, classes: int | None = None, *, features: int | None = None) -> nn.Linear:
+        """A head as it is before any training, on the trunk's features or so many of a method's own; its weights depend on
+        the seed and its number only."""
         with seeded(self.seed, "head", number):
-            head = nn.Linear(self.features, classes or self.classes[number])
+            head = nn.Linear(features or self.features, classes or self.classes[number])
             initialise(head, self.init)
         return head.to(self.example.device)
 

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hatrack.networks.init import initialise
 from hatrack.networks.network import Network
-from hatrack.seeds import seeded
 
 LAYERS = {nn.Linear: 2, nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}  # with the dimensions of the batch they take
 
@@ -119,20 +117,6 @@ def _refuse(name: str, what: str) -> ValueError:
         f"{name or 'the trunk'} ({what}) can't be copied layer by layer: the trunk must be an nn.Sequential of linear and "
         "convolutional layers and of modules without parameters or buffers"
     )
-
-
-def head_for(net: Network, task: int, features: int) -> nn.Linear:
-    """A new head of a task on so many features; with as many as the trunk's it starts as `net.new_head` does."""
-    number = 0 if net.shared else task
-    with seeded(net.seed, "head", number):
-        head = nn.Linear(features, net.classes[number])
-        initialise(head, net.init)
-    return head.to(net.example)
-
-
-def check_task(net: Network, task: int) -> None:
-    if not 0 <= task < len(net.classes):
-        raise IndexError(f"no task {task}: the network has {len(net.classes)} (add_task makes room for one more)")
 
 
 @contextmanager
