@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from hatrack.checkpoint import random_state, set_random_state
+from hatrack.compiled import Compiled
 from hatrack.evaluate import Evaluation
 from hatrack.feed import Feed, count_batches
-from hatrack.graph import Engine, Recorded, engine_for, faster
+from hatrack.graph import Engine, Recorded, engine_for
 from hatrack.method import Method
 from hatrack.regime import Pace, Regime
 from hatrack.seeds import generator, seeded
-from hatrack.split import Batch, Split, draw_crops
+from hatrack.split import Split, draw_crops
 from hatrack.task import Task
 from hatrack.turns import step_done, wait_for_gpu
 
@@ -69,31 +70,24 @@ class Optimizers:
             optimizer.step()
 
 
-def make_step(method: Method, split: Split, regime: Regime, optimizers: Optimizers, *, compiled: bool = False) -> Step:
+def make_step(method: Method, split: Split, regime: Regime, optimizers: Optimizers) -> Step:
     """The step: the numbers of a batch's examples and its place in the epoch go in, the loss comes out.
 
     These two tensors are all that varies, so that the step can be recorded; `method.py` states the rule that it obeys.
     """
     steps = torch.full((), count_batches(len(split), regime.batch), device=split.y.device)
 
-    def forward(index: Tensor, number: Tensor) -> tuple[Tensor, Batch]:
-        batch = split.take(index, number, steps, regime.batch)
-        return method.loss(batch), batch
-
-    edit_grads, constrain = method.edit_grads, method.constrain
-    if compiled:  # the optimizer stays as it is: its step is one operation already
-        forward, edit_grads, constrain = faster(forward), faster(edit_grads), faster(constrain)
-
     def step(index: Tensor, number: Tensor) -> Tensor:
         optimizers.zero_grad()
-        loss, batch = forward(index, number)
+        batch = split.take(index, number, steps, regime.batch)
+        loss = method.loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            edit_grads(batch)
+            method.edit_grads(batch)
             if regime.clip:
                 nn.utils.clip_grad_norm_(optimizers.weights, regime.clip, foreach=True)
             optimizers.step()
-            constrain()
+            method.constrain()
         return loss.detach()
 
     return step
@@ -122,9 +116,12 @@ class Course:
             torch.zeros(len(task.train), 3, dtype=torch.int64, device=task.train.y.device) if task.train.augment else None
         )
         self.feed = Feed(replace(task.train, crops=crops), regime.batch)
-        self.step = make_step(method, self.feed.split, regime, self.optimizers, compiled=compiled)
+        self.step = make_step(method, self.feed.split, regime, self.optimizers)
         self.total = torch.zeros((), dtype=torch.float64, device=device)  # of the losses of an epoch
-        self.count: Step = Recorded(self._count) if record else self._count
+        whole = min(regime.batch, len(task.train))
+        self.count: Step = Compiled(self._count, whole, self._changes) if compiled else self._count
+        if record:
+            self.count = Recorded(self.count)
         self.validate = Evaluation(method, task.valid, record=record)
         self.pace = Pace(regime)
         self.fitted = Fitted(task.index)
@@ -177,6 +174,11 @@ class Course:
 
     def _count(self, index: Tensor, number: Tensor) -> Tensor:
         return self.total.add_(self.step(index, number), alpha=len(index))
+
+    def _changes(self) -> list[Tensor]:
+        """All that a step changes."""
+        of_optimizer = [tensor for state in self.optimizers.main.state.values() for tensor in state.values()]
+        return [*self.method.state_dict().values(), *of_optimizer, self.total]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that the rest of the fit depends on: tensors, and plain values."""

@@ -17,7 +17,10 @@ class Freeze:
     def __init__(self, parameter: nn.Parameter, frozen: Tensor) -> None:
         self.parameter = parameter
         self.integer = INTEGERS[parameter.dtype]
-        self.free = torch.where(frozen, 0, -1).to(self.integer).expand_as(parameter).contiguous()  # all bits, or none
+        kind = (
+            torch.int8 if parameter.is_cuda else self.integer
+        )  # -1 is all bits in both: a GPU reads less, a CPU converts less
+        self.free = torch.empty_like(parameter, dtype=kind).copy_(torch.where(frozen, 0, -1))  # all bits, or none
         self.kept = parameter.detach().view(self.integer) & ~self.free
 
     def mask_grad(self) -> None:

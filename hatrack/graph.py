@@ -4,22 +4,23 @@ The rule of the step (`method.py`) is what makes a step recordable. Calls with s
 times (these are real calls: nothing is computed for nothing), the next one is recorded and replayed, as all that follow.
 """
 
+import shutil
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar, cast
+from importlib.util import find_spec
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-F = TypeVar("F", bound=Callable[..., Any])
 Engine = Literal["auto", "eager", "compiled", "recorded"]
 Precision = Literal["tf32", "float32", "bfloat16"]
 PRECISIONS: dict[str, Precision] = {"tf32": "tf32", "float32": "float32", "bfloat16": "bfloat16"}
 ENGINES: dict[str, Engine] = {"auto": "auto", "eager": "eager", "compiled": "compiled", "recorded": "recorded"}
 WARM_UP = 3  # calls before a recording: libraries choose kernels and optimizers make their state
-PAYS = 20_000  # steps from which on compiling is worth its half minute
+PAYS = 50_000  # steps, at most, from which on compiling is worth its time; a fit may end before
 
 recording = threading.Lock()  # one recording at a time
 
@@ -65,15 +66,6 @@ class Recorded:
         return True
 
 
-def faster(function: F) -> F:
-    """The same function, compiled when it is first called. Every task is another function to the compiler, so that its
-    limit on recompilations would be reached by a long sequence of tasks."""
-    from torch._dynamo import config  # takes seconds to import
-
-    config.recompile_limit = config.accumulated_recompile_limit = 1_000_000
-    return cast(F, torch.compile(function, dynamic=False))
-
-
 @contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
     """On a GPU, everything within runs on a stream of its own, as recording demands; what came before is waited for."""
@@ -98,14 +90,16 @@ def numbers(precision: Precision, device: torch.device) -> Iterator[None]:
     gpu = device.type == "cuda"
     if precision == "bfloat16" and not gpu:  # some processors end the program at the first product
         raise ValueError("--precision bfloat16 needs a GPU")
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    cudnn = torch.backends.cudnn
+    before = torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
     if gpu:  # both at once: they differ by default
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+        torch.backends.cuda.matmul.allow_tf32 = cudnn.allow_tf32 = precision != "float32"
+        cudnn.deterministic = True  # the same run gives the same bits again
     try:  # no cache: weights change while this lasts
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16", cache_enabled=False):
             yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+        torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
 
 
 def engine_for(engine: Engine, device: torch.device, steps: int) -> tuple[bool, bool]:
@@ -113,5 +107,10 @@ def engine_for(engine: Engine, device: torch.device, steps: int) -> tuple[bool, 
     gpu = device.type == "cuda"
     if engine == "recorded" and not gpu:
         raise ValueError("--engine recorded needs a GPU; on a CPU steps run eagerly or compiled")
-    compiled = engine == "compiled" or (engine == "auto" and gpu and steps >= PAYS)
+    compiled = engine == "compiled" or (engine == "auto" and steps >= PAYS and can_compile(gpu))
     return compiled, gpu and engine != "eager"
+
+
+def can_compile(gpu: bool) -> bool:
+    """Is there what torch's compiler needs on this machine?"""
+    return find_spec("triton") is not None if gpu else any(map(shutil.which, ("c++", "g++", "clang++")))

@@ -66,6 +66,7 @@ class Regime:
 
     def make_optimizer(self, weights: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
         how: dict[str, Any] = {"lr": lr, "weight_decay": self.weight_decay, "fused": True}
+        optimizer: torch.optim.Optimizer
         if self.optimizer == "sgd":
             return torch.optim.SGD(weights, **how)
         if self.optimizer == "momentum":
@@ -74,7 +75,15 @@ class Regime:
                 optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
             return optimizer
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-        return kind(weights, capturable=lr.is_cuda, **how)  # on a GPU the step may be recorded
+        optimizer = kind(weights, capturable=lr.is_cuda, **how)  # on a GPU the step may be recorded
+        for weight in weights:
+            zero = torch.zeros((), device=weight.device)
+            optimizer.state[weight] = {
+                "step": zero,
+                "exp_avg": torch.zeros_like(weight),
+                "exp_avg_sq": torch.zeros_like(weight),
+            }
+        return optimizer
 
 
 class Pace:

@@ -41,7 +41,7 @@ class Contest:
     title: str
     unit: str  # what the seconds are for: a step or an epoch
     rows: list[Row]
-    usual: str  # the row of the engine that a long run uses on this device if nobody asks for another
+    usual: tuple[str, ...]  # the rows of the engines that short and long runs use here if nobody asks for another
 
     def row(self, name: str) -> Row | None:
         return next((row for row in self.rows if row.name == name and row.seconds), None)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hatrack import METHODS, NETWORKS, Method, Network, Regime, Split, Task, Trainer
 from hatrack.course import Course
-from hatrack.graph import PAYS, engine_for, own_stream
+from hatrack.feed import count_batches
+from hatrack.graph import PAYS, Precision, engine_for, numbers, own_stream
 from hatrack.seeds import seeded
 from hatrack.task import move
 from hatrack.turns import side_by_side
@@ -24,6 +25,7 @@ from speed.peers import Missing, Peer
 PLAIN, AUTHORS, AVALANCHE = "plain loop", "as the authors train", "Avalanche"
 CPU = torch.device("cpu")
 EARLIER = 2  # batches of a task that was learned before the one that is measured
+FLEET = 50_000  # images of a task that a fleet learns: an epoch is then as long as those of real data sets
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,10 @@ def named(engine: str) -> str:
     return f"hatrack, {engine}"
 
 
-def usual(device: torch.device) -> str:
-    compiled, record = engine_for("auto", device, PAYS)
-    return named("compiled" if compiled else "recorded" if record else "eager")
+def usual(device: torch.device) -> tuple[str, ...]:
+    """The rows of the engines that short and long fits have."""
+    found = [engine_for("auto", device, steps) for steps in (1, PAYS)]
+    return tuple(dict.fromkeys(named("compiled" if c else "recorded" if r else "eager") for c, r in found))
 
 
 def within_learn(
@@ -176,13 +179,16 @@ def large(
             mine = {named(e): timed(lambda c=c, part=part: part(c), device) for e, c in zip(able, courses, strict=True)}
             results.append(in_turns(mine | {AUTHORS: timed(theirs, device)}, rounds, per) + without)
 
-    with own_stream(device):
+    with numbers("tf32", device), own_stream(device):
         within_learn(fits, measure)
     for engine in fleets:
-        if device.type == "cuda":
-            results[0].append(fleet(tasks, engine, seeds, steps))
-        else:
+        if device.type != "cuda":
             results[0].append(Row(f"{named(engine)}, {seeds} seeds", skipped="a fleet in one process needs a GPU"))
+            continue
+        results[0].append(fleet(engine, seeds, device, "tf32"))
+        if engine == "compiled":
+            results[0].append(fleet(engine, 1, device, "bfloat16"))
+            results[0].append(fleet(engine, seeds, device, "bfloat16"))
     what = f"AlexNet, HAT, task 2, batch {BATCH}, float32, {'one thread of the CPU' if device.type == 'cpu' else 'GPU'}"
     sizes = f"a whole epoch: {len(task.train)} images to train on, {len(task.valid)} to validate"
     return [
@@ -198,8 +204,9 @@ def _authors(tasks: list[Task], device: torch.device) -> Authors:
     return loop
 
 
-def fleet(tasks: list[Task], engine: str, seeds: int, steps: int, epochs: int = 4) -> Row:
+def fleet(engine: str, seeds: int, device: torch.device, precision: Precision, epochs: int = 4) -> Row:
     """Several seeds side by side on one GPU, after the first two epochs of each, in which steps are recorded."""
+    tasks = HAT.tasks(FLEET, 0.15, device, raw=True)
     stamps: list[list[float]] = [[] for _ in range(seeds)]
 
     def work(seed: int) -> None:
@@ -210,11 +217,19 @@ def fleet(tasks: list[Task], engine: str, seeds: int, steps: int, epochs: int = 
                 stamps[seed].append(time.perf_counter())
             course.close()
 
-        methods[seed].learn(tasks[-1], fit)
+        with numbers(precision, device):
+            methods[seed].learn(tasks[-1], fit)
 
     methods = [HAT.prepare(tasks, seed) for seed in range(seeds)]
-    side_by_side([lambda seed=seed: work(seed) for seed in range(seeds)], tasks[0].train.y.device, seeds)
-    return Row(f"{named(engine)}, {seeds} seeds side by side", [1 / (steps * together(stamps, 2))])
+    side_by_side([lambda seed=seed: work(seed) for seed in range(seeds)], device, seeds)
+    steps = count_batches(len(tasks[-1].train), BATCH)
+    return Row(in_fleet(engine, seeds, precision), [1 / (steps * together(stamps, 2))])
+
+
+def in_fleet(engine: str, seeds: int, precision: Precision) -> str:
+    """The name of its row."""
+    number = f", {seeds} seeds side by side" if seeds > 1 else ""
+    return f"{named(engine)}{', bfloat16' if precision == 'bfloat16' else ''}{number}"
 
 
 def together(stamps: list[list[float]], warm: int) -> float:

@@ -1,0 +1,160 @@
+"""Operations spelled out for the compiler: one call to torch becomes plain arithmetic, which it joins with what stands
+around it, or products that a GPU is quicker at. `Compiled` uses these formulas; a step that is not compiled does not.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+aten = torch.ops.aten
+NARROW = 2**24  # products of numbers in a matrix product: up to here a narrow one is quicker as plain sums
+PATCHES = 2**25  # numbers in all patches of a batch of images: above it they would take too much memory
+FEW = 4  # channels of an image, for which convolutions have no good kernels
+kept: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}  # images and their patches, while a step is noted down
+
+
+# Optimizers: in torch each is one call for all weights
+
+
+def sgd(weights: list[Tensor], grads: list[Tensor], velocities: list[Tensor], *, lr: Tensor, **how: Any) -> None:
+    """SGD, with momentum perhaps, whose velocities exist from the beginning."""
+    for number, (weight, grad) in enumerate(zip(weights, grads, strict=True)):
+        step = grad + how["weight_decay"] * weight if how["weight_decay"] else grad
+        if how["momentum"]:
+            step = velocities[number].mul_(how["momentum"]).add_(step)
+        weight.sub_(lr * step)
+
+
+def adam(
+    weights: list[Tensor],
+    grads: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    _: list[Tensor],
+    steps: list[Tensor],
+    *,
+    lr: Tensor,
+    decoupled: bool = False,
+    **how: Any,
+) -> None:
+    """Adam; with decoupled decay AdamW."""
+    one, two, decay = how["beta1"], how["beta2"], how["weight_decay"]
+    for weight, grad, mean, square, step in zip(weights, grads, means, squares, steps, strict=True):
+        if decay and decoupled:
+            weight.mul_(1 - lr * decay)
+        grad = grad + decay * weight if decay and not decoupled else grad
+        mean.lerp_(grad, 1 - one)
+        square.mul_(two).addcmul_(grad, grad, value=1 - two)
+        spread = (square / (1 - two**step)).sqrt() + how["eps"]
+        weight.sub_(lr / (1 - one**step) * mean / spread)
+
+
+def adamw(*args: Any, **how: Any) -> None:
+    adam(*args, decoupled=True, **how)
+
+
+def norms(tensors: list[Tensor], order: float = 2, dtype: torch.dtype | None = None) -> Any:
+    """The norm of every gradient: the masks on gradients are then applied while they are read for it."""
+    return [t.square().sum().sqrt() for t in tensors] if order == 2 and dtype is None else NotImplemented
+
+
+# Products
+
+
+def narrow_product(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    """A head: few outputs of many features. As a matrix product it would keep a few of the GPU's processors busy."""
+    if not x.is_cuda or beta != 1 or alpha != 1 or weight.shape[1] > 128 or x.numel() * weight.shape[1] > NARROW:
+        return NotImplemented
+    return sums(x, weight).to(bias.dtype) + bias
+
+
+def sums(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight in float32."""
+    return (x.float()[:, None, :] * weight.float().t()).sum(2)
+
+
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], *how: Any) -> Any:
+    """Images have few channels; what comes out has its channels last in memory, as later layers like it."""
+    if few(x, weight, padding, *how):
+        return by_patches(x, weight, bias, stride, padding)
+    if mixed(x, weight):
+        last = weight.contiguous(memory_format=torch.channels_last)
+        return aten.convolution.default(x, last, bias, stride, padding, *how)
+    return NotImplemented
+
+
+def convolution_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: list[int], stride: list[int], padding: list[int], *how: Any
+) -> Any:
+    """The same on the way back; the gradient of an image nobody needs."""
+    *rest, wanted = how
+    if not wanted[0] and few(x, weight, padding, *rest):
+        return None, by_patches_backward(grad, x, weight, stride, padding), grad.sum((0, 2, 3)) if wanted[2] else None
+    if mixed(x, weight):
+        last = weight.contiguous(memory_format=torch.channels_last)
+        return aten.convolution_backward.default(grad, x, last, bias, stride, padding, *how)
+    return NotImplemented
+
+
+def few(x: Tensor, weight: Tensor, padding: list[int], dilation: list[int], transposed: bool, _: Any, groups: int) -> bool:
+    """Is it the convolution of images with few channels?"""
+    plain = x.dim() == 4 and set(dilation) == {1} and not transposed and groups == 1
+    size = x.numel() // x.shape[1] * weight[0].numel()
+    return x.is_cuda and plain and x.shape[1] <= FEW and size <= PATCHES
+
+
+def mixed(x: Tensor, weight: Tensor) -> bool:
+    """Are the channels of the images last in memory, but not those of the weights?"""
+    last = torch.channels_last
+    return (
+        x.is_cuda
+        and x.dim() == 4
+        and not x.is_contiguous()
+        and x.is_contiguous(memory_format=last)
+        and not weight.is_contiguous(memory_format=last)
+    )
+
+
+def patches(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    """The patches that a filter sees: (images, places, channels * kernel). Forward and backward pass share them."""
+    key = id(x), *weight.shape, *stride, *padding
+    if key not in kept:
+        padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
+        (height, width), (high, wide) = padded.shape[2:], weight.shape[2:]
+        down = _steps(height - high + 1, stride[0], 0, x) + _steps(high, 1, 4, x)
+        right = _steps(width - wide + 1, stride[1], 1, x) + _steps(wide, 1, 5, x)
+        where = (_steps(x.shape[1], 1, 3, x) * height + down) * width + right  # (rows, columns, 1, channels, *kernel)
+        kept[key] = x, padded.flatten(1)[:, where.flatten()].view(len(x), -1, weight[0].numel())
+    return kept[key][1]
+
+
+def _steps(end: int, step: int, dim: int, like: Tensor) -> Tensor:
+    """0, step, 2 step ... below `end`, along one of six dimensions."""
+    return torch.arange(0, end, step, device=like.device).view([-1 if d == dim else 1 for d in range(6)])
+
+
+def by_patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int]) -> Tensor:
+    """A convolution as a matrix product."""
+    height = (x.shape[2] + 2 * padding[0] - weight.shape[2]) // stride[0] + 1
+    out = torch.mm(patches(x, weight, stride, padding).flatten(0, 1), weight.flatten(1).t())
+    return (out if bias is None else out + bias).view(len(x), height, -1, len(weight)).permute(0, 3, 1, 2)
+
+
+def by_patches_backward(grad: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    """The gradient of its weight: a product per image, then their sum."""
+    each = grad.permute(0, 2, 3, 1).contiguous().flatten(1, 2)  # (images, places, filters)
+    return torch.bmm(each.transpose(1, 2), patches(x, weight, stride, padding)).sum(0).view_as(weight)
+
+
+FORMULAS: dict[Any, Callable[..., Any]] = {
+    aten._fused_sgd_.tensor_lr: sgd,
+    aten._fused_adam_.tensor_lr: adam,
+    aten._fused_adamw_.tensor_lr: adamw,
+    aten._foreach_norm.Scalar: norms,
+    aten.addmm.default: narrow_product,
+    aten.convolution.default: convolution,
+    aten.convolution_backward.default: convolution_backward,
+}

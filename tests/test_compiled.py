@@ -1,0 +1,141 @@
+"""A compiled step is the same step."""
+
+import copy
+
+import pytest
+import torch
+
+from hatrack import METHODS, Regime, Trainer, compiled
+from hatrack.compiled import Compiled, noted
+from hatrack.graph import can_compile
+from tests.test_contract import ISOLATED, OPTIMIZERS, learn, logits, make
+from tests.toys import toy_tasks
+
+needs_a_compiler = pytest.mark.skipif(not can_compile(gpu=False), reason="no C++ compiler")
+
+
+@pytest.fixture
+def as_noted(monkeypatch):
+    """The operations as they were noted down, not compiled: that takes seconds each time."""
+    monkeypatch.setattr(compiled, "_compiled", lambda graph, inputs: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "_known", {})
+
+
+def both(name, *, epochs=2, tasks=2, **regime):
+    """A method after some tasks, by steps that run as they are and by compiled ones."""
+    found = []
+    for engine in ("eager", "compiled"):
+        placed = toy_tasks(tasks)
+        method = make(name, placed)
+        learn(method, placed, Trainer(Regime(**{"epochs": epochs, "batch": 16, "lr": 0.1, **regime}), engine=engine))
+        found.append(method)
+    return found
+
+
+def assert_close(one, two, tolerance=1e-5):
+    for key, value in one.state_dict().items():
+        torch.testing.assert_close(two.state_dict()[key], value, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_operations_of_a_step_are_all_noted_down(name, as_noted):
+    """With dropout on: the same random numbers are drawn."""
+    assert_close(*both(name))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_with_every_optimizer(optimizer, as_noted):
+    assert_close(*both("hat", **OPTIMIZERS[optimizer]))
+
+
+@pytest.mark.parametrize("name", ISOLATED)
+def test_nothing_is_forgotten(name, as_noted):
+    tasks = toy_tasks(2)
+    method = make(name, tasks)
+    fit = Trainer(Regime(epochs=2, batch=16, **OPTIMIZERS["kept adamw with decay"]), engine="compiled")
+    method.learn(tasks[0], fit)
+    first = logits(method, tasks[0])
+    learn(method, tasks[1:], fit)
+    assert torch.equal(first, logits(method, tasks[0]))
+
+
+def test_two_steps_of_one_form_are_compiled_once(as_noted):
+    """Of two seeds; and of all tasks but the first, which finds nothing to hold."""
+    for seed in (0, 1):
+        tasks = toy_tasks(4)
+        learn(make("hat", tasks, seed=seed), tasks, Trainer(Regime(epochs=1, batch=16), seed=seed, engine="compiled"))
+    assert len(compiled._known) == 2
+    tasks = toy_tasks(2, classes=4)
+    learn(make("hat", tasks), tasks, Trainer(Regime(epochs=1, batch=16), engine="compiled"))
+    assert len(compiled._known) == 4, "other heads are another form"
+
+
+def test_noting_down_changes_nothing(as_noted):
+    weight, count = torch.nn.Parameter(torch.ones(3)), torch.zeros(())
+
+    def step(x):
+        weight.grad = None
+        (weight * x).sum().backward()
+        with torch.no_grad():
+            weight.sub_(weight.grad * torch.rand(3))
+            return count.add_(1)
+
+    torch.manual_seed(0)
+    fast = Compiled(step, 3, lambda: [weight.detach(), count])
+    fast(torch.full((3,), 2.0))
+    torch.manual_seed(0)
+    assert torch.equal(weight.detach(), 1 - 2 * torch.rand(3))
+    assert count == 1
+    assert weight.grad is not None, "of the call that was noted down; a fit clears it at its end"
+
+
+def test_everything_that_a_function_uses_becomes_an_input():
+    weight, table = torch.nn.Parameter(torch.ones(3)), torch.arange(4.0)
+    graph, tensors = noted(lambda index: table[index] @ weight, (torch.tensor([0, 1, 3]),))
+    assert {t.data_ptr() for t in tensors} == {weight.data_ptr(), table.data_ptr()}
+    assert not [node for node in graph.graph.nodes if node.op == "get_attr"]
+    other = [2 * t for t in tensors]
+    assert graph(torch.tensor([1, 2, 3]), *other) == 4 * 6
+
+
+def test_what_can_t_be_compiled_runs_as_it_is(monkeypatch):
+    def fail(graph, inputs):
+        raise RuntimeError("no compiler\nat all")
+
+    monkeypatch.setattr(compiled, "_compiled", fail)
+    fast = Compiled(lambda x: x + 1, 1, list)
+    with pytest.warns(UserWarning, match="steps are not compiled: no compiler$"):
+        assert fast(torch.ones(1)) == 2
+    assert fast(torch.ones(1)) == 2
+
+
+def test_a_batch_of_another_size_runs_as_it_is(as_noted):
+    """Even if it comes first, as it may when a run goes on."""
+    seen = []
+    fast = Compiled(lambda x: seen.append(len(x)) or x.sum(), 3, list)
+    for size in (2, 3, 3, 2):
+        assert fast(torch.ones(size)) == size
+    assert seen == [2, 3, 2], "of size 3 the first was noted down, and the second need not run"
+
+
+@needs_a_compiler
+def test_the_real_compiler():
+    """The same to rounding, and what is frozen stays frozen bit for bit."""
+    eager, fast = both("hat", epochs=4, **OPTIMIZERS["kept adamw with decay"])
+    assert_close(eager, fast, 1e-4)
+    tasks = toy_tasks(2)
+    again = make("hat", tasks)
+    fit = Trainer(Regime(epochs=4, batch=16, **OPTIMIZERS["kept adamw with decay"]), engine="compiled")
+    again.learn(tasks[0], fit)
+    first = logits(again, tasks[0])
+    again.learn(tasks[1], fit)
+    assert torch.equal(first, logits(again, tasks[0]))
+    for key, value in fast.state_dict().items():
+        assert torch.equal(value, again.state_dict()[key]), f"{key}: the same run, the same bits"
+
+
+@needs_a_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_the_real_compiler_on_every_method(name):
+    assert_close(*both(name), 1e-4)

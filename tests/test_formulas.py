@@ -1,0 +1,94 @@
+"""What the compiler is told, against what torch computes, in float64."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hatrack import formulas
+
+WIDE = torch.float64
+
+
+@pytest.mark.parametrize(("stride", "padding"), [([1, 1], [0, 0]), ([2, 1], [1, 2]), ([3, 2], [0, 1])])
+def test_a_convolution_of_images_is_a_product_with_their_patches(stride, padding):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 3, 12, 11, dtype=WIDE, generator=draw)
+    weight = torch.randn(7, 3, 4, 3, dtype=WIDE, generator=draw, requires_grad=True)
+    bias = torch.randn(7, dtype=WIDE, generator=draw)
+    expected = F.conv2d(x, weight, bias, stride, padding)
+    found = formulas.by_patches(x, weight.detach(), bias, stride, padding)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=1e-12)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    grad = torch.randn(expected.shape, dtype=WIDE, generator=draw)
+    (wanted,) = torch.autograd.grad(expected, weight, grad)
+    given = formulas.by_patches_backward(grad, x, weight.detach(), stride, padding)
+    torch.testing.assert_close(given, wanted, rtol=1e-12, atol=1e-12)
+    formulas.kept.clear()
+
+
+def test_patches_are_made_once_for_both_ways_and_not_mixed_up():
+    x, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    one = formulas.patches(x, weight, [1, 1], [0, 0])
+    assert formulas.patches(x, weight, [1, 1], [0, 0]) is one
+    assert formulas.patches(x, weight, [2, 2], [0, 0]).shape == (2, 9, 27)
+    assert formulas.patches(x.clone(), weight, [1, 1], [0, 0]) is not one
+    formulas.kept.clear()
+
+
+def test_a_narrow_product():
+    x, weight = torch.randn(6, 50), torch.randn(50, 3)
+    torch.testing.assert_close(formulas.sums(x, weight), (x.double() @ weight.double()).float(), rtol=1e-6, atol=1e-5)
+
+
+def test_on_a_cpu_products_stay_as_they_are():
+    x, weight = torch.randn(6, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    how = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    assert formulas.convolution(x, weight, None, *how) is NotImplemented
+    assert formulas.convolution_backward(x, x, weight, [4], *how, [False, True, True]) is NotImplemented
+    assert formulas.narrow_product(torch.zeros(2), x.flatten(1), torch.randn(192, 2)) is NotImplemented
+
+
+def test_norms():
+    tensors = [torch.randn(4, 5), torch.randn(7), torch.zeros(3)]
+    expected = torch._foreach_norm(tensors)
+    torch.testing.assert_close(formulas.norms(tensors), list(expected))
+    assert formulas.norms(tensors, 1) is NotImplemented
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "adamw"])
+def test_optimizers_move_weights_as_torch_moves_them(kind, decay):
+    from hatrack import Regime
+
+    draw = torch.Generator().manual_seed(0)
+    start = [torch.randn(5, 4, generator=draw), torch.randn(4, generator=draw)]
+    sets = [[torch.nn.Parameter(t.clone()) for t in start] for _ in range(2)]
+    lr = torch.full((), 0.02)
+    regime = Regime(optimizer=kind, lr=0.02, weight_decay=decay)
+    optimizers = [regime.make_optimizer(weights, lr) for weights in sets]
+    for _ in range(5):
+        grads = [torch.randn(t.shape, generator=draw) for t in start]
+        for weights in sets:
+            for weight, grad in zip(weights, grads, strict=True):
+                weight.grad = grad.clone()
+        optimizers[0].step()
+        with torch.no_grad(), _Spelled() as spelled:
+            optimizers[1].step()
+        assert spelled.count == 1
+    for one, two in zip(*sets, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
+        assert (one - start[[p is one for p in sets[0]].index(True)]).abs().min() > 0
+
+
+class _Spelled(torch.utils._python_dispatch.TorchDispatchMode):
+    """Puts formulas in the place of torch's operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in formulas.FORMULAS:
+            self.count += 1
+            return formulas.FORMULAS[func](*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,116 @@
+"""What docs/guarantees.md promises on a CPU, cell by cell; tests/gpu/test_guarantees.py has the others."""
+
+import copy
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from hatrack import HAT, Network, Regime, Trainer, compiled
+from hatrack.graph import can_compile
+from hatrack.seeds import seeded
+from hatrack.task import Task, move
+from tests.test_checkpoint import assert_same, killed_at, spec, to_the_end
+from tests.test_contract import logits
+from tests.toys import toy_tasks
+
+HARD = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1, "keep_state": True}  # moves every weight that it can reach
+
+
+def convolutional(tasks: list[Task], device: str = "cpu", dropout: float = 0.2) -> HAT:
+    """HAT on a small network of the usual layers."""
+    with seeded(0, "weights"):
+        trunk = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Dropout(dropout), nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(144, 24), nn.ReLU(),
+        )  # fmt: skip
+    net = Network(trunk, [task.classes for task in tasks], tasks[0].train.inputs(torch.arange(2)))
+    return HAT(net).to(device)
+
+
+def pictures(count: int = 3) -> list[Task]:
+    return toy_tasks(count, shape=(3, 12, 12))
+
+
+def learned(engine: str, device: str = "cpu", dropout: float = 0.2) -> tuple[HAT, bool]:
+    """The method after three tasks, and whether the first one answers as before the others were learned."""
+    tasks = move(pictures(), device)
+    method = convolutional(pictures(), device, dropout)
+    fit = Trainer(Regime(epochs=4, batch=16, **HARD), engine=engine)
+    method.learn(tasks[0], fit)
+    first = logits(method, tasks[0])
+    assert first.std() > 0.01, "answers that say something"
+    for task in tasks[1:]:
+        method.learn(task, fit)
+    return method, torch.equal(first, logits(method, tasks[0]))
+
+
+def assert_same_bits(one: HAT, two: HAT) -> None:
+    for key, value in one.state_dict().items():
+        assert torch.equal(value, two.state_dict()[key]), key
+
+
+@contextmanager
+def threads(number: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_eager(number):
+    with threads(number):
+        (one, unchanged), (two, _) = learned("eager"), learned("eager")
+    assert unchanged
+    assert_same_bits(one, two)
+
+
+def test_another_number_of_threads_changes_no_weight_of_an_earlier_task():
+    """The logits of one number of threads may differ from those of another in rounding; each stays what it was."""
+    tasks = pictures()
+    method = convolutional(tasks)
+    fit = Trainer(Regime(epochs=4, batch=16, **HARD), engine="eager")
+    with threads(1):
+        method.learn(tasks[0], fit)
+    before = {}
+    for number in (1, 2):
+        with threads(number):
+            before[number] = logits(method, tasks[0])
+    own = {key: value.clone() for key, value in method.used_by(0).items()}
+    with threads(2):
+        for task in tasks[1:]:
+            method.learn(task, fit)
+    for key, value in method.used_by(0).items():
+        assert torch.equal(value, own[key]), key
+    for number, expected in before.items():
+        with threads(number):
+            assert torch.equal(logits(method, tasks[0]), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_compile(gpu=False), reason="no C++ compiler")
+def test_compiled():
+    (one, unchanged), (two, _) = learned("compiled"), learned("compiled")
+    assert unchanged
+    assert_same_bits(one, two)
+    eager, _ = learned("eager")
+    assert torch.equal(one.gates, eager.gates)
+    for key, value in eager.state_dict().items():
+        torch.testing.assert_close(one.state_dict()[key], value, rtol=1e-3, atol=1e-3)
+
+
+def test_killed_and_resumed_while_compiled(tmp_path, monkeypatch):
+    """With the operations as they were noted down; the compiler itself does not know where a run stands."""
+    monkeypatch.setattr(compiled, "_compiled", lambda graph, inputs: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "_known", {})
+    from hatrack import run
+
+    whole = run(spec("hat", batch=64), tmp_path / "whole", engine="compiled")
+    kills = killed_at(monkeypatch, 0.2, seed=0, most=4)
+    again = to_the_end(spec("hat", batch=64), tmp_path / "again", save_every=1e-5, engine="compiled")
+    assert len(kills) == 4
+    assert_same(whole, again)
