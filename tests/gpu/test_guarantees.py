@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from hatrack import Regime, Run, run
+from hatrack import Regime, Run, Trainer, run
 from hatrack.fleet import carry_out
 from hatrack.graph import numbers
+from hatrack.task import move
 from tests.test_checkpoint import Killed, assert_same, killed_at, to_the_end
-from tests.test_guarantees import assert_same_bits, learned
+from tests.test_guarantees import assert_same_bits, convolutional, learned, pictures
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
@@ -31,11 +32,15 @@ def test_a_recorded_run_is_the_eager_run(precision):
 
 
 def test_a_compiled_run_is_the_eager_run_but_for_rounding():
-    with numbers("float32", GPU):
-        eager, fast = learned("eager", "cuda")[0], learned("compiled", "cuda")[0]
-    assert torch.equal(eager.gates, fast.gates)
-    for key, value in eager.state_dict().items():
-        torch.testing.assert_close(fast.state_dict()[key], value, rtol=1e-2, atol=1e-2)
+    """With the same dropout. A short run, and plain SGD: what is rounded otherwise grows with every step."""
+    states = []
+    for engine in ("eager", "compiled"):
+        method = convolutional(pictures(1), "cuda")
+        with numbers("float32", GPU):
+            method.learn(move(pictures(1), "cuda")[0], Trainer(Regime(epochs=2, batch=16, lr=0.02), engine=engine))
+        states.append(method.state_dict())
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value, rtol=1e-3, atol=1e-3)
 
 
 def spec(seed: int = 0) -> Run:
