@@ -157,44 +157,42 @@ def _plain(pair: Pair, tasks: list[Task]) -> Turn:
     return timed(lambda: loop.epoch(*data), CPU)
 
 
-def large(
-    engines: list[str], device: torch.device, count: int, rounds: int, *, fleets: list[str], seeds: int
-) -> list[Contest]:
-    """AlexNet and HAT: the training steps alone, and whole epochs with the validation that belongs to them.
-
-    On a GPU also fleets: several seeds side by side, by each of these engines.
-    """
+def large(engines: list[str], device: torch.device, count: int, rounds: int, done: Callable[[Contest], None]) -> None:
+    """AlexNet and HAT: the training steps alone, and whole epochs with the validation that belongs to them; `done` is told
+    of each."""
     tasks = HAT.tasks(count, 0.15, device, raw=True)
     task, (able, without) = tasks[-1], ours(engines, device)
     fits = [(HAT.prepare(tasks), task, Trainer(Regime(clip=HAT.clip), engine=engine)) for engine in able]
     authors, train, valid = _authors(tasks, device), tensors(task.train), tensors(task.valid)
-    steps = -(-len(task.train) // BATCH)
-    results: list[list[Row]] = []
+    steps = count_batches(len(task.train), BATCH)
+    sizes = f"a whole epoch: {len(task.train)} images to train on, {len(task.valid)} to validate"
 
     def measure(courses: list[Course]) -> None:
-        for theirs, part, per in (
-            (lambda: authors.train(1, *train), lambda course: course._pass(len(course.fitted.epochs)), steps),
-            (lambda: authors.epoch(1, train, valid), lambda course: course.epoch(), 1),
+        for what, theirs, part, unit, per in (
+            ("training", lambda: authors.train(1, *train), lambda c: c._pass(len(c.fitted.epochs)), "step", steps),
+            (sizes, lambda: authors.epoch(1, train, valid), lambda c: c.epoch(), "epoch", 1),
         ):
             mine = {named(e): timed(lambda c=c, part=part: part(c), device) for e, c in zip(able, courses, strict=True)}
-            results.append(in_turns(mine | {AUTHORS: timed(theirs, device)}, rounds, per) + without)
+            rows = in_turns(mine | {AUTHORS: timed(theirs, device)}, rounds, per) + without
+            done(Contest(f"{alexnet(device)}: {what}", unit, rows, usual(device)))
 
     with numbers("tf32", device), own_stream(device):
         within_learn(fits, measure)
-    for engine in fleets:
-        if device.type != "cuda":
-            results[0].append(Row(f"{named(engine)}, {seeds} seeds", skipped="a fleet in one process needs a GPU"))
-            continue
-        results[0].append(fleet(engine, seeds, device, "tf32"))
-        if engine == "compiled":
-            results[0].append(fleet(engine, 1, device, "bfloat16"))
-            results[0].append(fleet(engine, seeds, device, "bfloat16"))
-    what = f"AlexNet, HAT, task 2, batch {BATCH}, float32, {'one thread of the CPU' if device.type == 'cpu' else 'GPU'}"
-    sizes = f"a whole epoch: {len(task.train)} images to train on, {len(task.valid)} to validate"
-    return [
-        Contest(f"{what}: training", "step", results[0], usual(device)),
-        Contest(f"{what}: {sizes}", "epoch", results[1], usual(device)),
-    ]
+
+
+def alexnet(device: torch.device) -> str:
+    where = "one thread of the CPU" if device.type == "cpu" else "GPU"
+    return f"AlexNet, HAT, task 2, batch {BATCH}, float32, {where}"
+
+
+def fleets(engines: list[str], device: torch.device, seeds: int, done: Callable[[Contest], None]) -> None:
+    """Several seeds side by side on one GPU, by each of these engines; `done` is told after each."""
+    rows: list[Row] = []
+    for engine in engines:
+        ways = [(seeds, "tf32"), *([(1, "bfloat16"), (seeds, "bfloat16")] if engine == "compiled" else [])]
+        for number, precision in ways if device.type == "cuda" else []:
+            rows.append(fleet(engine, number, device, precision))
+            done(Contest(f"{alexnet(device)}: seeds side by side", "step", list(rows), usual(device)))
 
 
 def _authors(tasks: list[Task], device: torch.device) -> Authors:

@@ -7,6 +7,7 @@ few short epochs, nothing compiled, and nothing is written unless `--out` says w
 import argparse
 import platform
 import sys
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import hatrack
 from hatrack.graph import ENGINES
 from hatrack.options import choose
 from speed.clock import Contest, Row
-from speed.contest import AUTHORS, AVALANCHE, PLAIN, SMALL, large, small
+from speed.contest import AUTHORS, AVALANCHE, PLAIN, SMALL, fleets, large, small
 
 OUT = Path(__file__).parent.parent / "docs" / "results" / "speed.md"
 WANTED = [  # what is asked of this library: (words of a title, compared with, at most so many times as long)
@@ -32,8 +33,8 @@ WANTED = [  # what is asked of this library: (words of a title, compared with, a
 ]
 STEPS = [  # steps per second that are asked for on an H200: (words of a title, row, at least so many)
     ("GPU: training", "hatrack, compiled", 2000),
-    ("GPU: training", "hatrack, compiled, 10 seeds side by side", 3400),
-    ("GPU: training", "hatrack, compiled, bfloat16, 10 seeds side by side", 4500),
+    ("GPU: seeds", "hatrack, compiled, 10 seeds side by side", 3400),
+    ("GPU: seeds", "hatrack, compiled, bfloat16, 10 seeds side by side", 4500),
 ]
 INTRODUCTION = """# Speed
 
@@ -77,21 +78,21 @@ def arguments() -> argparse.Namespace:
     return words
 
 
-def measure(words: argparse.Namespace) -> tuple[list[Contest], dict[str, str]]:
-    """All contests, and the versions of the peers."""
-    device, contests, versions = torch.device(words.device), [], {}
-    threads = torch.get_num_threads()
+Done = Callable[[Contest, dict[str, str]], None]  # is told of every contest, with the versions of the peers
+
+
+def measure(words: argparse.Namespace, done: Done) -> None:
+    """All contests, one after the other."""
+    device, threads = torch.device(words.device), torch.get_num_threads()
     torch.set_num_threads(1)
     for pair in SMALL if words.only != "large" else []:
-        contest, peers = small(pair, words.engines, *((50, 5) if words.quick else (200, 11)))
-        contests.append(contest)
-        versions |= peers
+        done(*small(pair, words.engines, *((50, 5) if words.quick else (200, 11))))
     if words.only != "small":
         if device.type == "cuda":
             torch.set_num_threads(threads)
         count, rounds = (300, 2) if words.quick else (20_000, 3) if device.type == "cuda" else (600, 4)
-        contests += large(words.engines, device, count, rounds, fleets=words.fleet, seeds=words.seeds)
-    return contests, versions
+        large(words.engines, device, count, rounds, lambda contest: done(contest, {}))
+        fleets(words.fleet, device, words.seeds, lambda contest: done(contest, {}))
 
 
 # What is shown
@@ -178,17 +179,24 @@ def machine(device: str) -> str:
 
 
 def main() -> None:
-    words = arguments()
-    console = Console()
-    contests, versions = measure(words)
-    show(contests, console)
+    """Every contest is shown and written as soon as it is over."""
+    words, console = arguments(), Console()
+    known = {"hatrack": hatrack.__version__, "torch": torch.__version__, "Python": platform.python_version()}
+    contests: dict[str, Contest] = {}
+
+    def done(contest: Contest, versions: dict[str, str]) -> None:
+        contests[contest.title] = contest
+        known.update(versions)
+        show([contest], console)
+        if words.out:
+            facts = f"{date.today()}; " + ", ".join(f"{name} {version}" for name, version in known.items()) + "."
+            command = " ".join(["python -m speed.table", *sys.argv[1:]])
+            old = words.out.read_text() if words.out.exists() else ""
+            words.out.parent.mkdir(parents=True, exist_ok=True)
+            words.out.write_text(put(old, section(list(contests.values()), machine(words.device), facts, command)))
+
+    measure(words, done)
     if words.out:
-        known = {"hatrack": hatrack.__version__, "torch": torch.__version__, "Python": platform.python_version()} | versions
-        facts = f"{date.today()}; " + ", ".join(f"{name} {version}" for name, version in known.items()) + "."
-        command = " ".join(["python -m speed.table", *sys.argv[1:]])
-        old = words.out.read_text() if words.out.exists() else ""
-        words.out.parent.mkdir(parents=True, exist_ok=True)
-        words.out.write_text(put(old, section(contests, machine(words.device), facts, command)))
         console.print(f"written to {words.out}")
 
 

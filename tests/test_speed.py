@@ -219,25 +219,41 @@ def test_the_perceptrons_are_the_same():
 
 def test_contests_on_alexnet(monkeypatch):
     monkeypatch.setattr(contest, "EARLIER", 1)
-    training, epoch = large(["eager"], CPU, 20, 1, fleets=["recorded"], seeds=3)
+    found = []
+    large(["eager"], CPU, 20, 1, found.append)
+    training, epoch = found
     assert training.unit == "step"
     assert epoch.unit == "epoch"
     assert "17 images to train on, 3 to validate" in epoch.title
     for result in (training, epoch):
         assert all(result.row(name).median > 0 for name in ("hatrack, eager", AUTHORS))
-    assert training.rows[-1] == Row("hatrack, recorded, 3 seeds", skipped="a fleet in one process needs a GPU")
+    contest.fleets(["recorded"], CPU, 3, found.append)
+    assert len(found) == 2, "fleets in one process are for a GPU"
 
 
 @pytest.mark.gpu
 def test_contests_on_a_gpu():
-    training, epoch = large(["eager", "recorded"], torch.device("cuda"), 640, 2, fleets=["recorded"], seeds=2)
-    assert [row.name for row in training.rows if row.seconds] == [
-        "hatrack, eager",
-        "hatrack, recorded",
-        AUTHORS,
-        "hatrack, recorded, 2 seeds side by side",
-    ]
+    found, device = [], torch.device("cuda")
+    large(["eager", "recorded"], device, 640, 2, found.append)
+    contest.fleets(["recorded"], device, 2, found.append)
+    training, epoch, fleet = found
+    assert [row.name for row in training.rows if row.seconds] == ["hatrack, eager", "hatrack, recorded", AUTHORS]
     assert all(row.seconds for row in epoch.rows)
+    assert [row.name for row in fleet.rows] == ["hatrack, recorded, 2 seeds side by side"]
+
+
+def test_every_contest_is_written_as_soon_as_it_is_over(monkeypatch, tmp_path):
+    def measure(words, done):
+        done(MADE_UP[0], {"Avalanche": "1"})
+        assert "mlp, sgd" in out.read_text()
+        raise KeyboardInterrupt
+
+    out = tmp_path / "speed.md"
+    monkeypatch.setattr(table, "measure", measure)
+    monkeypatch.setattr(sys, "argv", ["table", "--out", str(out)])
+    with pytest.raises(KeyboardInterrupt):
+        table.main()
+    assert "Avalanche 1" in out.read_text()
 
 
 def test_the_rate_of_a_fleet_is_taken_while_all_are_at_work():
