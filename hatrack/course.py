@@ -14,6 +14,7 @@ from hatrack.evaluate import Evaluation
 from hatrack.feed import Feed, count_batches
 from hatrack.graph import Engine, Recorded, engine_for
 from hatrack.method import Method
+from hatrack.optimizers import Optimizer
 from hatrack.regime import Pace, Regime
 from hatrack.seeds import generator, seeded
 from hatrack.split import Split, draw_crops
@@ -53,8 +54,9 @@ class Optimizers:
         self.weights, self.parameters = weights, [*weights, *plain]
         self.starts = [regime.lr, *plain.values()]
         self.lrs = [torch.full((), lr, device=weights[0].device) for lr in self.starts]
-        self.main = regime.make_optimizer(weights, self.lrs[0])
-        self.all = [self.main, *(torch.optim.SGD([p], lr=r, fused=True) for p, r in zip(plain, self.lrs[1:], strict=True))]
+        self.main = Optimizer(regime, weights, self.lrs[0])
+        own = Regime()  # plain SGD
+        self.all = [self.main, *(Optimizer(own, [p], lr) for p, lr in zip(plain, self.lrs[1:], strict=True))]
 
     def set_lr(self, lr: float) -> None:
         """The rate of the weights; the others fall with it."""

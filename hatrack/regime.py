@@ -2,10 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Self
-
-import torch
-from torch import Tensor, nn
+from typing import Annotated, Literal, Self
 
 from hatrack.options import Option, check, parameters
 
@@ -63,27 +60,6 @@ class Regime:
                 return self.lr * 0.5 * (1 + math.cos(math.pi * epoch / self.epochs))
             case _:
                 return self.lr
-
-    def make_optimizer(self, weights: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
-        how: dict[str, Any] = {"lr": lr, "weight_decay": self.weight_decay, "fused": True}
-        optimizer: torch.optim.Optimizer
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(weights, **how)
-        if self.optimizer == "momentum":
-            optimizer = torch.optim.SGD(weights, momentum=self.momentum, **how)
-            for weight in weights:  # made here, since the fused step can't make some of them in its course
-                optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-            return optimizer
-        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-        optimizer = kind(weights, capturable=lr.is_cuda, **how)  # on a GPU the step may be recorded
-        for weight in weights:
-            zero = torch.zeros((), device=weight.device)
-            optimizer.state[weight] = {
-                "step": zero,
-                "exp_avg": torch.zeros_like(weight),
-                "exp_avg_sq": torch.zeros_like(weight),
-            }
-        return optimizer
 
 
 class Pace:

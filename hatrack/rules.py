@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hatrack.optimizers import Optimizer
+
 aten = torch.ops.aten
 READS = {  # operations that wait for a value, or whose result's shape depends on values
     aten._local_scalar_dense.default: "reads a tensor's value (if, bool(), int(), float() or .item() on a tensor)",
@@ -62,12 +64,12 @@ class _Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _places(module: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, tuple[int, int]]:
+def _places(module: nn.Module, optimizers: list[Optimizer]) -> dict[str, tuple[int, int]]:
     """The object and the address behind every name: parameters, buffers and the optimizers' state."""
     found: dict[str, Tensor] = dict([*module.named_parameters(), *module.named_buffers()])
     for k, optimizer in enumerate(optimizers):
         for n, state in enumerate(optimizer.state.values()):
-            found |= {f"optimizer {k}, state {n}, {key}": t for key, t in state.items() if isinstance(t, Tensor)}
+            found |= {f"optimizer {k}, state {n}, {key}": t for key, t in state.items()}
     return {name: (id(t), t.data_ptr()) for name, t in found.items()}
 
 
@@ -93,7 +95,7 @@ def _content(value: Any) -> Any:
 
 
 @contextmanager
-def watch_step(module: nn.Module, optimizers: list[torch.optim.Optimizer] | None = None) -> Iterator[None]:
+def watch_step(module: nn.Module, optimizers: list[Optimizer] | None = None) -> Iterator[None]:
     """Raise `RuleBroken` if what runs within breaks the rule of the step."""
     places, attributes = _places(module, optimizers or []), _attributes(module)
     with _Functions(), _Operations():  # type: ignore[no-untyped-call]
@@ -108,7 +110,7 @@ def watch_step(module: nn.Module, optimizers: list[torch.optim.Optimizer] | None
 
 
 def watched(
-    step: Callable[[Tensor, Tensor], Tensor], module: nn.Module, optimizers: list[torch.optim.Optimizer]
+    step: Callable[[Tensor, Tensor], Tensor], module: nn.Module, optimizers: list[Optimizer]
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """The same step, checked at every call but the first, in which optimizers make their state."""
     calls = 0

@@ -1,0 +1,49 @@
+"""What moves the weights: torch's updates of all weights in one operation, called directly.
+
+`torch.optim` calls the same ones, but on a small network it takes longer for what stands around them than they take.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from hatrack.regime import Regime
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
+
+
+class Optimizer:
+    """A regime's optimizer on some weights: "sgd", "momentum", "adam" or "adamw". Its state is there from the beginning."""
+
+    def __init__(self, regime: Regime, weights: list[nn.Parameter], lr: Tensor) -> None:
+        self.weights, self.lr, self.kind, self.decay = weights, lr, regime.optimizer, regime.weight_decay
+        self.momentum = regime.momentum if self.kind == "momentum" else 0.0
+        names = {"sgd": [], "momentum": ["momentum_buffer"]}.get(self.kind, ["exp_avg", "exp_avg_sq"])
+        self.state = {weight: {name: torch.zeros_like(weight) for name in names} for weight in weights}
+        if self.kind in ("adam", "adamw"):
+            for weight, state in self.state.items():
+                state["step"] = torch.zeros((), device=weight.device)
+
+    def step(self) -> None:
+        """Move the weights that have a gradient."""
+        weights: list[Tensor] = [weight for weight in self.weights if weight.grad is not None]
+        grads = [weight.grad for weight in self.weights if weight.grad is not None]
+        kept = [state for weight, state in self.state.items() if weight.grad is not None]
+        if not weights:
+            return
+        if self.kind in ("adam", "adamw"):
+            self._adam(weights, grads, kept)
+            return
+        velocities = [state["momentum_buffer"] for state in kept] if self.momentum else []
+        torch._fused_sgd_(
+            weights, grads, velocities, lr=self.lr, momentum=self.momentum, weight_decay=self.decay,
+            dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+        )  # fmt: skip
+
+    def _adam(self, weights: list[Tensor], grads: list[Tensor], kept: list[dict[str, Tensor]]) -> None:
+        means, squares, steps = ([state[name] for state in kept] for name in ("exp_avg", "exp_avg_sq", "step"))
+        torch._foreach_add_(steps, 1)
+        update = torch._fused_adam_ if self.kind == "adam" else torch._fused_adamw_
+        update(
+            weights, grads, means, squares, [], steps, lr=self.lr, beta1=BETAS[0], beta2=BETAS[1], eps=EPSILON,
+            weight_decay=self.decay, amsgrad=False, maximize=False,
+        )  # fmt: skip
