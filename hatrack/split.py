@@ -108,15 +108,26 @@ class Split:
             self.x.index_select(0, rows.to(self.x.device)).to(rows.device) if self.staged else self.x.index_select(0, rows)
         )
 
-    def inputs(self, index: Tensor, crops: Tensor | None = None) -> Tensor:
-        """The images with these numbers, as the network sees them."""
-        return self.view(self.raw(index), self.task[index] if isinstance(self.task, Tensor) else None, crops)
+    def inputs(self, index: Tensor) -> Tensor:
+        """The images with these numbers, as the network sees them, without crops."""
+        return self.view(self.raw(index), self.task[index] if isinstance(self.task, Tensor) else None)
 
-    def take(self, index: Tensor, step: Tensor, steps: Tensor, batch: int) -> Batch:
-        """The batch of the examples with these numbers; `batch` is the size of a full one."""
-        task = self.task[index] if isinstance(self.task, Tensor) else self.task
-        x = self.inputs(index, None if self.crops is None else self.crops[index])
-        return Batch(x, self.y[index], task, step, steps, step * (batch / max(1, len(self))))
+    def fetch(self, index: Tensor) -> list[Tensor]:
+        """What is stored of the examples with these numbers: images and labels; their tasks and crops where they have any."""
+        parts = [self.raw(index), self.y[index]]
+        parts += [self.task[index]] if isinstance(self.task, Tensor) else []
+        return parts + ([] if self.crops is None else [self.crops[index]])
+
+    def batch(self, parts: Sequence[Tensor], step: Tensor, steps: Tensor, size: int) -> Batch:
+        """The batch of what was fetched; `size` is that of a full one."""
+        raw, y, *others = parts
+        task = others.pop(0) if isinstance(self.task, Tensor) else self.task
+        x = self.view(raw, task if isinstance(task, Tensor) else None, *others)
+        return Batch(x, y, task, step, steps, step * (size / max(1, len(self))))
+
+    def take(self, index: Tensor, step: Tensor, steps: Tensor, size: int) -> Batch:
+        """The batch of the examples with these numbers."""
+        return self.batch(self.fetch(index), step, steps, size)
 
     def part(self, index: Tensor) -> Self:
         """Some of the examples, by number; the images are not copied."""
