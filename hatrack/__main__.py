@@ -16,16 +16,17 @@ from rich.markup import escape
 
 from hatrack import __version__, data_commands, demo, listing
 from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
-from hatrack.checkpoint import Stopped, unfinished
+from hatrack.checkpoint import Stopped
 from hatrack.fleet import carry_out
 from hatrack.graph import ENGINES, PRECISIONS
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
 from hatrack.options import Parameter, check_value, choose, nearest, parameters
+from hatrack.progress import one_line
 from hatrack.regime import Regime
 from hatrack.report import report as make_report
-from hatrack.report.tables import settings, terminal
-from hatrack.run import Run
+from hatrack.report.tables import printable, settings, shorten, terminal
+from hatrack.run import Run, journal_of, stopped_runs
 from hatrack.trainer import Diverged
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -80,7 +81,7 @@ def _list(
         except (OSError, ValueError) as error:
             if seed is not None or data:
                 raise
-            print(f"The tasks can't be shown: {error}")
+            print(f"The tasks can't be shown: {printable(error)}")
 
 
 def _report(
@@ -94,15 +95,26 @@ def _report(
 
 
 def _resume(
-    folder: Annotated[Path, typer.Argument(help="the folder of the records, as `run --out` named it")] = Path("runs"),
+    folder: Annotated[
+        Path, typer.Argument(help="the folder of the records, as `run --out` named it, or the folder NAME.part of one run")
+    ] = Path("runs"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda", metavar="NAME")] = "auto",
+    engine: Annotated[str, typer.Option(help="how steps run: auto, eager, compiled or recorded", metavar="NAME")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="of matrix products: tf32 (on a GPU), float32 or bfloat16", metavar="NAME")
+    ] = "tf32",
+    save_every: Annotated[float, typer.Option(help="minutes between saves of a run's state", metavar="N")] = 5.0,
+    parallel: Annotated[int, typer.Option(help="runs side by side: processes on a CPU, streams on a GPU", metavar="N")] = 1,
 ) -> None:
     """Go on with the runs in a folder that were stopped before their end."""
-    specs = unfinished(folder)
-    if not specs:
-        raise ValueError(f"nothing in {folder} was stopped before its end")
-    runs = [Run.from_spec(spec) for spec in specs]
-    _carry_out(runs, folder, again=False, device=parse_device(device), parallel=1)
+    runs, others = stopped_runs(folder)
+    if not runs:
+        raise ValueError("; ".join(others) or f"nothing in {folder} was stopped before its end")
+    for why in others:
+        warnings.warn(why, stacklevel=2)
+    how = {"engine": choose("engine", engine, ENGINES), "precision": choose("precision", precision, PRECISIONS)}
+    out = folder.parent if folder.suffix == ".part" else folder
+    _carry_out(runs, out, again=False, device=parse_device(device), save_every=save_every, parallel=parallel, **how)
 
 
 def _demo(out: Annotated[Path, typer.Option(help="where records and the page go")] = Path("demo")) -> None:
@@ -195,13 +207,13 @@ def _carry_out(runs: Sequence[Run], out: Path, *, again: bool, parallel: int, **
     """Run them, then print the table."""
     if parallel < 1:
         raise ValueError(f"--parallel must be at least 1, not {parallel}")
-    there = 0 if again else sum((out / f"{spec.name}.json").exists() for spec in runs)
+    there = 0 if again else sum(journal_of(spec, out).done for spec in runs)
     records = carry_out(runs, out, again=again, parallel=parallel, **how)
     for setting in settings(records):
         Console().print(terminal(setting))
     for record in records:
-        if record.capacity:
-            print(f"{record.spec['method']} seed {record.spec['seed']}: {record.capacity}")
+        for said in filter(None, (record.capacity, record.halvings)):
+            print(f"{record.spec['method']} seed {record.spec['seed']}: {said}")
     print(f"{len(records)} {'record' if len(records) == 1 else 'records'} in {out}; a page of them: hatrack report {out}")
     if there:
         print(f"{there} of them {'was' if there == 1 else 'were'} there already and not run again; --again does")
@@ -279,19 +291,31 @@ def _whose(said: str) -> str:
     return f"No such option: --{found[1]} in this run; these have it: {', '.join(owners)}" if found and owners else ""
 
 
+def _said(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) if str(error) or not isinstance(error, MemoryError) else "there is not enough memory"
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the program. What a user got wrong is one line on standard error and exit code 2."""
     words = list(sys.argv[1:] if words is None else words)
-    warnings.formatwarning = lambda message, *_: f"hatrack: {message}\n"
+    warnings.formatwarning = one_line
     try:
         return int(application(words)(words or ["--help"], standalone_mode=False) or 0)
     except UsageError as error:
         said = " ".join(error.format_message().split())  # type: ignore[attr-defined]
         print(f"hatrack: {_whose(said) or said}", file=sys.stderr)
-    except (ValueError, IndexError, OSError, Diverged) as error:
+    except (ValueError, IndexError, OSError, MemoryError, Diverged) as error:
         if os.environ.get("HATRACK_TRACEBACK"):
             raise
-        print(f"hatrack: {error}", file=sys.stderr)
+        for line in _said(error).split("\n"):  # several runs diverged
+            print(f"hatrack: {shorten(printable(line))}", file=sys.stderr)
+    except RuntimeError as error:
+        found = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", str(error))  # torch has no type of error for it on a CPU
+        if not found or os.environ.get("HATRACK_TRACEBACK"):
+            raise
+        print(f"hatrack: there is not enough memory for another {found[1]}", file=sys.stderr)
     except Stopped as error:
         print(f"hatrack: {error}", file=sys.stderr)
         return 130

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hatrack.checkpoint import random_state, set_random_state
 from hatrack.compiled import Compiled
+from hatrack.divergence import NOT_THE_RATE
 from hatrack.evaluate import Evaluation
 from hatrack.feed import Feed, count_batches
 from hatrack.graph import Engine, Recorded, engine_for
@@ -18,12 +19,16 @@ from hatrack.optimizers import Optimizer
 from hatrack.regime import Pace, Regime
 from hatrack.seeds import generator, seeded
 from hatrack.split import Split, draw_crops
+from hatrack.states import misfit
 from hatrack.task import Task
 from hatrack.turns import step_done, wait_for_gpu
 
 
 class Diverged(ArithmeticError):  # noqa: N818
     """The loss is no longer a finite number."""
+
+    seen = ""  # where, and what is not finite
+    may_be_the_rate = True  # the learning rate: not if the very first loss was not finite
 
 
 class Epoch(NamedTuple):
@@ -42,6 +47,7 @@ class Fitted:
     task: int
     epochs: list[Epoch] = field(default_factory=list)
     best: int = 0  # the epoch whose weights were kept
+    halved: int = 0  # how often the fit diverged and began again with half the learning rate
 
 
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -72,16 +78,17 @@ class Optimizers:
             optimizer.step()
 
 
-def make_step(method: Method, split: Split, regime: Regime, optimizers: Optimizers) -> Step:
-    """The step: the numbers of a batch's examples and its place in the epoch go in, the loss comes out.
+def make_step(method: Method, split: Split, regime: Regime, optimizers: Optimizers) -> Callable[..., Tensor]:
+    """The step: what was fetched of a batch's examples and its place in the epoch go in, the loss comes out.
 
-    These two tensors are all that varies, so that the step can be recorded; `method.py` states the rule that it obeys.
+    These tensors are all that varies, so that the step can be recorded; `method.py` states the rule that it obeys.
     """
     steps = torch.full((), count_batches(len(split), regime.batch), device=split.y.device)
 
-    def step(index: Tensor, number: Tensor) -> Tensor:
+    def step(*inputs: Tensor) -> Tensor:
+        *parts, number = inputs
         optimizers.zero_grad()
-        batch = split.take(index, number, steps, regime.batch)
+        batch = split.batch(parts, number, steps, regime.batch)
         loss = method.loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
@@ -118,10 +125,11 @@ class Course:
             torch.zeros(len(task.train), 3, dtype=torch.int64, device=task.train.y.device) if task.train.augment else None
         )
         self.feed = Feed(replace(task.train, crops=crops), regime.batch)
-        self.step = make_step(method, self.feed.split, regime, self.optimizers)
-        self.total = torch.zeros((), dtype=torch.float64, device=device)  # of the losses of an epoch
-        whole = min(regime.batch, len(task.train))
-        self.count: Step = Compiled(self._count, whole, self._changes) if compiled else self._count
+        self.learn_from = make_step(method, self.feed.split, regime, self.optimizers)
+        self.step: Step = lambda index, number: self.learn_from(*self.feed.split.fetch(index), number)
+        # The losses of the steps of an epoch. One form for tasks of about the same size, so that they are compiled once.
+        self.losses = torch.zeros(2 ** max(10, batches.bit_length()), device=device)
+        self.count: Step = self._compiled(min(regime.batch, len(task.train))) if compiled else self._count
         if record:
             self.count = Recorded(self.count)
         self.validate = Evaluation(method, task.valid, record=record)
@@ -138,10 +146,8 @@ class Course:
         self.optimizers.set_lr(self.pace.start(number))
         loss = self._pass(number)
         score = self.validate() if len(self.task.valid) else None
-        for what, value in (("loss", loss), ("validation loss", 0.0 if score is None else score.loss)):
-            if not math.isfinite(value):
-                where = f"task {self.task.name!r}, epoch {number + 1}"
-                raise Diverged(f"{where}: the {what} is {value}; try a smaller lr than {self.pace.lr:g}")
+        if score is not None and not math.isfinite(score.loss):
+            raise self._diverged(f"validation loss is {score.loss}")
         self.fitted.epochs.append(Epoch(self.pace.lr, loss, *(score or (None, None))))
         better = self.pace.end(loss if score is None else score.loss)
         if better and score is not None and self.regime.restore:
@@ -151,7 +157,7 @@ class Course:
 
     def _pass(self, number: int) -> float:
         """The mean loss of the examples while they are learned, read once at the end."""
-        device = self.task.train.y.device
+        device, sizes = self.task.train.y.device, []
         self.method.train()
         with seeded(self.seed, "dropout", number):
             order = torch.randperm(len(self.task.train), generator=generator(self.seed, "batches", number)).to(device)
@@ -160,9 +166,8 @@ class Course:
             places = torch.arange(count_batches(len(order), self.regime.batch), device=device)
             if self.taken_up:
                 set_random_state(self.taken_up, device)
-            else:
-                self.total.zero_()
             for number, (place, index) in enumerate(zip(places, self.feed(order), strict=True)):
+                sizes.append(len(index))
                 if number < self.place:
                     continue  # done before the run was stopped
                 self.count(index, place)
@@ -170,32 +175,61 @@ class Course:
                 step_done()
                 if self.after_step:
                     self.after_step(self)
-        self.place, self.taken_up = 0, {}
         wait_for_gpu()
-        return self.total.item() / len(self.task.train)
+        losses = self._read_losses()
+        self.place, self.taken_up = 0, {}
+        return math.fsum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
 
     def _count(self, index: Tensor, number: Tensor) -> Tensor:
-        return self.total.add_(self.step(index, number), alpha=len(index))
+        return self.losses.index_copy_(0, number, self.step(index, number).float())
+
+    def _read_losses(self) -> list[float]:
+        """Of the steps of this epoch so far; an error if one is not finite."""
+        losses: list[float] = self.losses[: self.place].tolist()
+        for step, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                raise self._diverged(f"loss is {loss}", step)
+        return losses
+
+    def _diverged(self, what: str, step: int | None = None) -> Diverged:
+        """The error: where it happened, what is not finite, the likely cause and what to try."""
+        epoch, regime = len(self.fitted.epochs), replace(self.regime, lr=self.pace.lr or self.regime.lr)
+        where = f"task {self.task.name!r}, epoch {epoch + 1}"
+        where += "" if step is None else f", step {step + 1} of {count_batches(len(self.task.train), self.regime.batch)}"
+        untouched = epoch == 0 and step == 0
+        error = Diverged(f"{where}: the {what}; {NOT_THE_RATE if untouched else self.method.suspect(regime)}")
+        error.seen, error.may_be_the_rate = f"{where}: the {what}", not untouched
+        return error
+
+    def _compiled(self, whole: int) -> Step:
+        """The same; what is stored is fetched outside, so that the size of a data set makes no other form."""
+        fast = Compiled(
+            lambda *inputs: self.losses.index_copy_(0, inputs[-1], self.learn_from(*inputs).float()), whole, self._changes
+        )
+        return lambda index, number: fast(*self.feed.split.fetch(index), number)
 
     def _changes(self) -> list[Tensor]:
         """All that a step changes."""
         of_optimizer = [tensor for state in self.optimizers.main.state.values() for tensor in state.values()]
-        return [*self.method.state_dict().values(), *of_optimizer, self.total]
+        return [*self.method.state_dict().values(), *of_optimizer, self.losses]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that the rest of the fit depends on: tensors, and plain values."""
+        """Everything that the rest of the fit depends on: tensors, and plain values. A fit that has diverged has none."""
+        self._read_losses()
         kept = {f"method/{key}": value for key, value in self.method.state_dict().items()}
         kept |= {f"best/{key}": value for key, value in self.best.items()}
         for name, parameter in self.weights.items():
             kept |= {f"optimizer/{name}/{key}": v for key, v in self.optimizers.main.state.get(parameter, {}).items()}
-        kept |= {"total": self.total, **random_state(self.total.device)}
+        kept |= {"losses": self.losses, **random_state(self.losses.device)}
         pace = {key: value for key, value in vars(self.pace).items() if key != "regime"}
         return kept, {"fitted": asdict(self.fitted), "pace": pace, "place": self.place}
 
     @torch.no_grad()
     def take_up(self, kept: dict[str, Tensor], words: dict[str, Any]) -> None:
         """Go on from a state."""
-        device = self.total.device
+        device = self.losses.device
+        if wrong := misfit(kept, self.state()[0], self.weights):
+            raise ValueError(f"the saved state of a fit to task {self.task.name!r} does not fit: {wrong}")
         groups: dict[str, dict[str, Tensor]] = {"method": {}, "best": {}, "optimizer": {}}
         for key, value in kept.items():
             group, _, name = key.partition("/")
@@ -206,16 +240,16 @@ class Course:
         for key, value in groups["optimizer"].items():
             name, _, what = key.rpartition("/")
             self.optimizers.main.state[self.weights[name]][what] = value.to(device)
-        self.total.copy_(kept["total"])
+        self.losses.copy_(kept["losses"])
         self.fitted.epochs[:] = [Epoch(*epoch) for epoch in words["fitted"]["epochs"]]
-        self.fitted.best = words["fitted"]["best"]
+        self.fitted.best, self.fitted.halved = words["fitted"]["best"], words["fitted"]["halved"]
         vars(self.pace).update(words["pace"])
         self.place = words["place"]
         self.taken_up = kept if self.place else {}
 
     @property
     def over(self) -> bool:
-        return self.pace.over or len(self.fitted.epochs) == self.regime.epochs
+        return self.pace.over or len(self.fitted.epochs) >= self.regime.epochs
 
     @torch.no_grad()
     def close(self) -> Fitted:
@@ -225,4 +259,5 @@ class Course:
                 value.copy_(self.best[key])
         self.optimizers.zero_grad()
         self.method.eval()
+        self.count, self.validate.add = self._count, self.validate._add  # what was recorded gives its memory back
         return self.fitted

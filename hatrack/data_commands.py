@@ -13,6 +13,7 @@ from hatrack.benchmarks.fetch import get as fetch
 from hatrack.benchmarks.importing import bring_in, describe
 from hatrack.benchmarks.sets import SETS
 from hatrack.options import choose
+from hatrack.report.tables import printable
 
 app = typer.Typer(help="Image sets: what is there, getting more, checking them.", no_args_is_help=True)
 
@@ -97,7 +98,7 @@ def _import(
 ) -> None:
     """Take copies that you have: .npz files, published files (idx, .mat, archives), or a folder of images per class."""
     for line in bring_in(path, name, replace):
-        print(line, flush=True)
+        print(printable(line), flush=True)
 
 
 def known(names: Sequence[str]) -> list[str]:

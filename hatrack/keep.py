@@ -29,7 +29,6 @@ FIELDS = {
     "method": str, "options": dict, "classes": list, "built": int, "heads": str, "init": str, "seed": int, "frozen": list,
     "stopped": list, "tasks": list, "versions": dict,
 }  # fmt: skip
-SHOWN = 3  # differences that an error message names
 
 
 # What finished tasks use
@@ -131,7 +130,7 @@ def load(path: Path | str, trunk: nn.Module, *, method: type[Method] | None = No
     state = {name.removeprefix("state."): value for name, value in kept.items() if name.startswith("state.")}
     kind = _class(path, words["method"], method)
     own = {name.removeprefix("net.trunk."): value for name, value in state.items() if name.startswith("net.trunk.")}
-    if wrong := _differences(own, trunk.state_dict()):
+    if wrong := tensors.differences(own, trunk.state_dict()):
         raise ValueError(f"{path}: the trunk is not like the one that was saved: {wrong}")
     built = _build(path, kind, trunk, kept["example"], words)
     try:
@@ -167,18 +166,22 @@ def _contents(kept: Mapping[str, Tensor], words: Mapping[str, Any]) -> dict[str,
     widths = [kept[name].shape[:1].numel() for k in range(len(classes)) if (name := f"state.net.heads.{k}.weight") in kept]
     if shared and widths:
         widths = [min(count, widths[0]) if type(count) is int else 0 for count in classes]
-    numbers = [task.get("index") for task in words["tasks"] if isinstance(task, dict)]
-    known = [type(number) is int and 0 <= number < len(classes) for number in numbers]
+    tasks = [task if isinstance(task, dict) else {} for task in words["tasks"]]
+    numbers = [task.get("index") for task in tasks]
     right = [
-        isinstance(task.get("name"), str) and isinstance(task.get("digest"), str) and f"logits.{task['index']}" in kept
-        for task, here in zip(words["tasks"], known, strict=False)
-        if here
+        type(number) is int
+        and 0 <= number < len(classes)
+        and isinstance(task.get("name"), str)
+        and isinstance(task.get("digest"), str)
+        and f"logits.{number}" in kept
+        and kept[f"logits.{number}"].is_floating_point()
+        for task, number in zip(tasks, numbers, strict=True)
     ]
     return {
         "classes": classes == widths,
         "built": 0 <= words["built"] <= len(classes),
         "example": "example" in kept,
-        "tasks": len(right) == len(words["tasks"]) == len(set(map(str, numbers))) and all(right),
+        "tasks": all(right) and len(set(numbers)) == len(numbers),
         "frozen": all(isinstance(name, str) for name in words["frozen"]),
         "stopped": all(isinstance(name, str) for name in words["stopped"]),
     }
@@ -189,9 +192,9 @@ def _class(path: Path, name: str, given: type[Method] | None) -> type[Method]:
     own = name.rpartition(":")[2]  # a class may have moved to another module since
     if known is None and given is None:
         hint = f"load(path, trunk, method={own})" if ":" in name else nearest(name, METHODS)
-        raise ValueError(f"{path} holds {name}, which is not a method of this package: {hint}")
+        raise ValueError(f"{path} holds {name!r}, which is not a method of this package: {hint}")
     if given is not None and given is not known and (known is not None or given.__qualname__ != own):
-        raise ValueError(f"{path} holds {name}, not {given.__qualname__}")
+        raise ValueError(f"{path} holds {name!r}, not {given.__qualname__}")
     found = given if known is None else known
     assert found is not None
     return found
@@ -220,19 +223,6 @@ def _build(path: Path, kind: type[Method], trunk: nn.Module, example: Tensor, wo
     except (RuntimeError, TypeError, LookupError, ValueError) as error:
         raise ValueError(f"{path}: {kind.__name__} can't be built on this trunk: {_one_line(error)}") from None
     return method
-
-
-def _differences(wanted: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
-    """What is not the same in names, shapes and types, in words."""
-    found = [f"it lacks {name}" for name in wanted if name not in there]
-    found += [f"it has {name} as well" for name in there if name not in wanted]
-    for name, value in wanted.items():
-        have = there.get(name, value)
-        if have.shape != value.shape:
-            found.append(f"{name} is {tuple(have.shape)} instead of {tuple(value.shape)}")
-        elif have.dtype != value.dtype:
-            found.append(f"{name} is of type {have.dtype} instead of {value.dtype}")
-    return ", ".join(found[:SHOWN]) + (f", and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
 
 
 def _compare(path: Path, method: Method, kept: Mapping[str, Tensor], versions: Mapping[str, Any]) -> None:

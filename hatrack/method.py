@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hatrack.divergence import rate
 from hatrack.networks.network import Network
 from hatrack.record import SCARCE
+from hatrack.regime import Regime
 from hatrack.split import Batch, TaskId
 from hatrack.task import Task, channels_first
 
@@ -109,6 +111,10 @@ class Method(nn.Module):
     def used_by(self, task: int) -> dict[str, Tensor]:
         """All that a finished task uses and that no later task may change, not a bit; empty if a method promises nothing."""
         return {}
+
+    def suspect(self, regime: Regime) -> str:
+        """A loss is not finite in a fit by this regime: the likely cause, and what to try."""
+        return rate(regime)
 
     def used_of_network(self, task: int, exchanged: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The trunk and the head of a task with some tensors exchanged: the bulk of `used_by`."""

@@ -14,6 +14,11 @@ def matrix(values: ArrayLike) -> Matrix:
     return array
 
 
+def mean(values: ArrayLike) -> float:
+    """Of a list in which None stands for a value that is not a finite number."""
+    return float(np.asarray(values, dtype=np.float64).mean())
+
+
 def average_accuracy(accuracy: ArrayLike) -> float:
     """A_T = 1/T sum_i a[T, i]: the mean over all tasks at the end."""
     return float(matrix(accuracy)[-1].mean())

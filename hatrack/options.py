@@ -7,6 +7,7 @@ class HAT(Method):
 import difflib
 import inspect
 import math
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -90,6 +91,8 @@ def check_value(parameter: Parameter, value: Any) -> None:
                 raise ValueError(f"{name} must be greater than {option.above:g}, not {number!r}")
             if option.high is not None and number > option.high:
                 raise ValueError(f"{name} must be at most {option.high:g}, not {number!r}")
+            if parameter.type is float and abs(number) > sys.float_info.max:  # an integer may be larger
+                raise ValueError(f"{name} must be at most {sys.float_info.max:g}, not {number!r}")
 
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "none"}

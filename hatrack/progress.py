@@ -20,6 +20,11 @@ def describe(spec: Run, moment: Moment) -> tuple[float, str]:
     return done, f"{where}, epoch {len(fitted.epochs)}, loss {last.loss:.3f}{accuracy}"
 
 
+def one_line(message: Warning | str, category: object, filename: object, lineno: object, line: object = None) -> str:
+    """How a warning is shown: for `warnings.formatwarning`."""
+    return f"hatrack: {message}\n"
+
+
 class Display:
     """A bar over all runs, with the task, epoch, loss and accuracy of the one that moved last, and the time left."""
 

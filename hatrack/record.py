@@ -1,17 +1,22 @@
 """What a run leaves behind: one JSON file that says what was run and what came out. Reports are made from these alone."""
 
+import hashlib
 import json
 import math
 import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from glob import escape
 from pathlib import Path
 from typing import Any, Self
 
-from hatrack import metrics
+from hatrack import metrics, schema
 
 SCHEMA = 1
 SCARCE = 0.05  # a layer with less of it free is worth a word
-MATRICES = ("accuracy", "loss", "train_loss")
+LEFT_BEHIND = 3600  # seconds after which a temporary file is nobody's: whoever wrote it was killed
 
 
 @dataclass
@@ -42,14 +47,14 @@ class Record:
             "forgetting": metrics.forgetting(self.accuracy),
             "backward": metrics.backward_transfer(self.accuracy),
             "forward": metrics.forward_transfer(self.accuracy, self.before),
-            "without_task_id": sum(self.without_task_id) / len(self.without_task_id),
+            "without_task_id": metrics.mean(self.without_task_id),
             "loss_forgetting": metrics.loss_forgetting(self.train_loss),
         }
 
     @property
     def capacity(self) -> str:
         """How full the network is at the end, in words; empty for a method that takes nothing for good."""
-        taken = self.usage[-1] if self.usage else {}
+        taken = {layer: share for layer, share in (self.usage[-1] if self.usage else {}).items() if share is not None}
         if not taken:
             return ""
         fullest = max(taken, key=lambda layer: taken[layer])
@@ -60,21 +65,25 @@ class Record:
             else ""
         )
 
+    @property
+    def halvings(self) -> str:
+        """Which tasks were trained with a smaller learning rate because they diverged, in words; empty if none."""
+        halved = [curve for curve in self.curves if curve.get("halved")]
+        said = [f"{self.tasks[curve['task']]['name']!r} {curve['halved']} x" for curve in halved]
+        return f"diverged, so that the learning rate was halved: {', '.join(said)}" if said else ""
+
     def save(self, folder: Path | str) -> Path:
         """Write it whole or not at all."""
         path = Path(folder) / f"{self.name}.json"
-        text = json.dumps(clean(asdict(self)), indent=1, allow_nan=False)
+        text = json.dumps(sign(clean(asdict(self))), indent=1, allow_nan=False)
         write(path, text + "\n")
         return path
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a record, or say in one line why it is none."""
+        """Read a record, or say in one line why it is none, or not as it was written."""
         path = Path(path)
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is not a record: not JSON ({error})") from None
+        data = _read(path)
         if not isinstance(data, dict) or type(data.get("schema")) is not int:
             raise ValueError(f"{path} is not a record: it has no schema number")
         if data["schema"] < 1:
@@ -84,38 +93,102 @@ class Record:
         names = {f.name for f in fields(cls)}
         if missing := sorted(names - {"usage"} - set(data)):  # the first records have none
             raise ValueError(f"{path} is not a whole record: {', '.join(missing)} missing")
-        record = cls(**{key: data[key] for key in names if key in data})
-        record._check(path)
-        return record
-
-    def _check(self, path: Path) -> None:
-        kinds = {
-            "name": str,
-            "spec": dict,
-            "tasks": list,
-            "parameters": int,
-            "curves": list,
-            "usage": list,
-            "seconds": dict,
-            "versions": dict,
-        }
-        for name, kind in kinds.items():
-            if not isinstance(getattr(self, name), kind):
-                raise ValueError(f"{path} is not a record: {name} is not of the type {kind.__name__}")
-        if not self.tasks or not all(isinstance(task, dict) and {"name", "classes"} <= task.keys() for task in self.tasks):
-            raise ValueError(f"{path} is not a record: tasks is not a list of named tasks")
-        count = len(self.tasks)
-        for name in MATRICES:
-            rows = getattr(self, name)
-            if not isinstance(rows, list) or len(rows) != count or not all(_numbers(row, count) for row in rows):
-                raise ValueError(f"{path}: {name} is not a {count} x {count} matrix of numbers")
-        for name in ("before", "without_task_id"):
-            if not _numbers(getattr(self, name), count):
-                raise ValueError(f"{path}: {name} is not a list of {count} numbers")
+        try:
+            _check(path, data)
+        except ValueError as error:
+            raise ValueError(f"{path} is not a record: {error}") from None
+        return cls(**{key: data[key] for key in names if key in data})
 
 
-def _numbers(row: Any, count: int) -> bool:
-    return isinstance(row, list) and len(row) == count and all(v is None or isinstance(v, int | float) for v in row)
+# What a record may hold
+
+SHARE = schema.number(0, 1, null=True)
+LOSS = schema.number(-1e39, 1e39, null=True)  # beyond what float32 can hold
+WHOLE = schema.number(0, 2**63, whole=True)
+SECONDS = schema.number(0, 1e12)
+SPEC = schema.fields({
+    "benchmark": schema.text,
+    "method": schema.text,
+    "network": schema.text,
+    "seed": WHOLE,
+    "regime": schema.table(schema.plain),
+    "benchmark_options": schema.table(schema.plain),
+    "network_options": schema.table(schema.plain),
+    "method_options": schema.table(schema.plain),
+})  # fmt: skip
+REGIME = schema.fields({}, {"epochs": WHOLE, "schedule": schema.text})
+TASK = schema.fields({"name": schema.text, "classes": WHOLE}, {"train": WHOLE, "valid": WHOLE, "test": WHOLE})
+EPOCH = schema.fields({"lr": LOSS, "loss": LOSS, "valid_loss": LOSS, "valid_accuracy": SHARE})
+
+
+def _check(path: Path, data: dict[str, Any]) -> None:
+    """Every field is of its kind, none contradicts another, and all of it is as it was written."""
+    schema.items(TASK, least=1)("tasks", data["tasks"])
+    count = len(data["tasks"])
+    curve = {"task": schema.number(0, count - 1, whole=True), "best": WHOLE, "epochs": schema.items(EPOCH)}
+    numbers = schema.items(SHARE, count, what="numbers")
+    whole = {
+        "name": schema.text,
+        "spec": SPEC,
+        "parameters": WHOLE,
+        "before": numbers,
+        "accuracy": schema.matrix(SHARE, count),
+        "loss": schema.matrix(LOSS, count),
+        "train_loss": schema.matrix(LOSS, count),
+        "without_task_id": numbers,
+        "curves": schema.items(schema.fields(curve, {"halved": WHOLE})),
+        "seconds": schema.fields({}, {"total": SECONDS, "learn": schema.items(SECONDS, count)}),
+        "versions": schema.table(schema.plain),
+    }
+    usage = schema.items(schema.table(schema.number(0, null=True)), count if data.get("usage") else 0)
+    schema.fields(whole, {"usage": usage})("", data)
+    schema.table(schema.plain)("spec", {key: v for key, v in data["spec"].items() if not isinstance(v, dict)})
+    REGIME("spec.regime", data["spec"]["regime"])
+    for place, found in enumerate(data["curves"]):
+        schema.number(0, max(1, len(found["epochs"])) - 1, whole=True)(f"curves[{place}].best", found["best"])
+    if data["name"] != name_of(data["spec"]):
+        raise ValueError(f"its spec is that of {name_of(data['spec'])}, its name {data['name']}")
+    if path.stem != data["name"]:
+        raise ValueError(f"the file of this run is called {data['name']}.json")
+    if "digest" in data and data["digest"] != sign(data)["digest"]:  # the first records have none
+        raise ValueError("its digest differs: it was changed after it was written")
+
+
+def name_of(spec: Mapping[str, Any]) -> str:
+    """The name of a run and of its record: readable, and different for every different spec."""
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
+    return f"{spec['benchmark']}-{spec['method']}-seed{spec['seed']}-{digest[:12]}"
+
+
+def sign(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file holds, with a digest of it, so that a change by hand or by accident is noticed."""
+    plain = {key: value for key, value in data.items() if key != "digest"}
+    return {**plain, "digest": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
+
+
+def _read(path: Path) -> Any:
+    """The JSON in a file. NaN and Infinity are no JSON, though Python writes them."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not a number")
+
+    content = read_bytes(path)
+    try:
+        return json.loads(content.decode(), parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a record: not JSON ({error})") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a plain file; a pipe or a device could keep us waiting for ever."""
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path} can't be read: it is not a file")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise ValueError(f"{path} can't be read: {error.strerror}") from None
 
 
 def clean(value: Any) -> Any:
@@ -128,7 +201,7 @@ def clean(value: Any) -> Any:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """To a temporary name, flushed, renamed: a file of this name is always whole."""
+    """To a temporary name, flushed, renamed: a file of this name is always whole, and on the disk when this returns."""
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -137,6 +210,24 @@ def write(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from None
         raise
+    flush_names(path.parent)
+    for other in path.parent.glob(f".{escape(path.name)}.*"):
+        with suppress(OSError):
+            if time.time() - other.stat().st_mtime > LEFT_BEHIND:
+                other.unlink()
+
+
+def flush_names(folder: Path) -> None:
+    """A file has its new name on the disk as well, before anything that comes after. Not every system can do that."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -33,6 +33,10 @@ class Regime:
     task_lr_decay: Annotated[float, Option("lr is multiplied with this from task to task", above=0, high=1)] = 1.0
     task_lr_floor: Annotated[float, Option("the decay from task to task stops here", low=0)] = 5e-5
     task_batch_decay: Annotated[float, Option("batch is multiplied with this from task to task", above=0, high=1)] = 1.0
+    on_divergence: Annotated[
+        Literal["stop", "halve"],
+        Option("when the loss is not finite: stop, or begin the fit again with half the learning rate"),
+    ] = "stop"
 
     def __post_init__(self) -> None:
         check(Regime, vars(self))
@@ -60,6 +64,13 @@ class Regime:
                 return self.lr * 0.5 * (1 + math.cos(math.pi * epoch / self.epochs))
             case _:
                 return self.lr
+
+    @property
+    def steepest(self) -> float:
+        """The curvature of a loss from which on steps overshoot further and further; Adam's are as long at any."""
+        if self.optimizer in ("adam", "adamw"):
+            return math.inf
+        return 2 * (1 + (self.momentum if self.optimizer == "momentum" else 0)) / self.lr
 
 
 class Pace:

@@ -1,14 +1,12 @@
 """One experiment: a Run says everything that decides its outcome, and `run` carries it out, once."""
 
 import dataclasses
-import hashlib
-import json
 import platform
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,7 +16,7 @@ import torch
 import hatrack
 from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
 from hatrack.benchmarks.own import fingerprint
-from hatrack.checkpoint import Journal
+from hatrack.checkpoint import Journal, Stopped, stopping, unfinished
 from hatrack.evaluate import evaluate, without_task_id
 from hatrack.graph import Engine, Precision, engine_for, numbers
 from hatrack.method import Method
@@ -27,11 +25,11 @@ from hatrack.networks import NETWORKS
 from hatrack.networks.init import Init, initialise
 from hatrack.networks.network import Network
 from hatrack.options import Option, check, check_value, choose, nearest, parameters
-from hatrack.record import Record, clean
+from hatrack.record import Record, clean, name_of
 from hatrack.regime import Regime
 from hatrack.seeds import seeded
 from hatrack.task import Split, Task, move
-from hatrack.trainer import Progress, Trainer
+from hatrack.trainer import Diverged, Fitted, Progress, Trainer
 
 
 @dataclass(frozen=True)
@@ -77,20 +75,22 @@ class Run:
             plain[key] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain[key].items()}
         return cls(**{**plain, "regime": Regime(**plain["regime"])})
 
-    @property
+    @cached_property
     def spec(self) -> dict[str, Any]:
         """Everything that decides the outcome, as JSON can hold it."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         if self.benchmark == "own":  # a file's name does not say what is in it
             plain["data_digest"] = fingerprint(self.benchmark_options["tasks"])
-        result: dict[str, Any] = clean({**plain, "regime": dataclasses.asdict(self.regime)})
+        regime = dataclasses.asdict(self.regime)
+        if regime["on_divergence"] == "stop":  # left out, so that records from before keep their names
+            del regime["on_divergence"]
+        result: dict[str, Any] = clean({**plain, "regime": regime})
         return result
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Of its record: readable, and different for every different spec."""
-        digest = hashlib.sha256(json.dumps(self.spec, sort_keys=True).encode()).hexdigest()
-        return f"{self.benchmark}-{self.method}-seed{self.seed}-{digest[:12]}"
+        return name_of(self.spec)
 
 
 def complete(entry_name: str, entry: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,27 +138,62 @@ def run(
 
     Its state is saved there at every task and every so many minutes: a run that was stopped goes on where it was.
     """
-    folder = None if out is None else Path(out)
-    path = folder and folder / f"{spec.name}.json"
-    if path and path.exists() and not again:
-        return Record.load(path)
+    journal = None if out is None else journal_of(spec, Path(out), minutes=save_every)
+    if journal and journal.done and not again:
+        record = Record.load(journal.record)
+        journal.tidy()
+        return record
+    if stopping.is_set():
+        raise Stopped("stopped before the next run")
     engine_for(engine, torch.device(device), 0)  # an error now if it can't be had
     trainer = Trainer(spec.regime, seed=spec.seed, progress=progress, engine=engine)
     with numbers(precision, torch.device(device)), ExitStack() as open_files:
         began = time.perf_counter()
         tasks, method = build(spec, device)  # what is wrong with a run shows here, before anything is written
-        if folder:
-            trainer.journal = Journal(writable(folder) / f"{spec.name}.part", spec.spec, minutes=save_every)
-            open_files.enter_context(trainer.journal)
-        if again and trainer.journal:
-            shutil.rmtree(trainer.journal.folder, ignore_errors=True)
-        record = _run(spec, tasks, method, trainer, began)
+        if journal:
+            open_files.enter_context(journal)  # an error now, not after hours, if nothing can be written there
+            if again:
+                journal.start_anew()
+            elif journal.done:  # another process had it until now
+                return Record.load(journal.record)
+        trainer.journal = journal
+        try:
+            record = _run(spec, tasks, method, trainer, began)
+        except Diverged as error:
+            kept = f"; its last good state stays in {journal.folder}; the same command would end so again" if journal else ""
+            error.args = (f"{spec.method} seed {spec.seed}, {error}{kept}",)  # one of many, perhaps
+            raise
         record.versions |= versions(device)
         record.versions |= {"engine": engine, "precision": precision}
-        if trainer.journal:
-            record.save(trainer.journal.folder.parent)
-            trainer.journal.remove()
+        if journal:
+            record.save(journal.folder.parent)
+            journal.remove()
     return record
+
+
+def journal_of(spec: Run, out: Path, *, minutes: float = 5.0) -> Journal:
+    """The saved states of a run."""
+    return Journal(out / f"{spec.name}.part", spec.spec, minutes=minutes)
+
+
+def stopped_runs(out: Path) -> tuple[list[Run], list[str]]:
+    """Those in a folder that can be gone on with, and of the others why not."""
+    found, others = [], []
+    for journal in unfinished(out):
+        try:
+            spec = Run.from_spec(journal.spec)
+            same = spec.name == journal.folder.stem
+        except (ValueError, TypeError, KeyError, AttributeError):
+            same = False
+        if not journal.spec:
+            others.append(f"{journal.folder} holds no state that can be used")
+        elif not same:
+            others.append(f"{journal.folder} was begun by another version or with other data: it can't go on")
+        elif blocked := journal.blocked:
+            others.append(blocked)
+        else:
+            found.append(spec)
+    return found, others
 
 
 def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: float) -> Record:
@@ -176,6 +211,8 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
     for task in tasks[start:]:
         if journal and not (saved and task.index == start):  # its beginning is saved already, and where its fits stand
             journal.begin(task.index, method, trainer, {**rows, "spent": spent + time.perf_counter() - began})
+            if stopping.is_set():
+                raise Stopped(f"stopped before task {task.name!r}, and saved")
         watch = time.perf_counter()
         method.learn(task, trainer)
         rows["seconds"].append(time.perf_counter() - watch)
@@ -196,11 +233,16 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
         loss=[[loss for loss, _ in row] for row in rows["tests"]],
         train_loss=[[loss for loss, _ in row] for row in rows["trains"]],
         without_task_id=[without_task_id(method, task.test, everything) for task in tasks],
-        curves=[{"task": f.task, "best": f.best, "epochs": [e._asdict() for e in f.epochs]} for f in trainer.fits],
+        curves=[_curve(fitted) for fitted in trainer.fits],
         usage=rows["usage"],
         seconds={"total": spent + time.perf_counter() - began, "learn": rows["seconds"]},
     )
     return dataclasses.replace(record, **{k: clean(v) for k, v in vars(record).items()})
+
+
+def _curve(fitted: Fitted) -> dict[str, Any]:
+    halved = {"halved": fitted.halved} if fitted.halved else {}
+    return {"task": fitted.task, "best": fitted.best, "epochs": [e._asdict() for e in fitted.epochs], **halved}
 
 
 def _some(split: Split, count: int) -> Split:
@@ -208,12 +250,12 @@ def _some(split: Split, count: int) -> Split:
 
 
 def writable(folder: Path) -> Path:
-    """The folder, made if need be; an error now, not after hours, if nothing can be written there."""
+    """The folder, made if need be; an error if nothing can be written there."""
     probe = folder / ".writable"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # another process may have been quicker
     except OSError as error:
         raise ValueError(f"can't write to the folder {folder}: {error.strerror}") from None
     return folder

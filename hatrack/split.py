@@ -113,7 +113,7 @@ class Split:
         return self.view(self.raw(index), self.task[index] if isinstance(self.task, Tensor) else None)
 
     def fetch(self, index: Tensor) -> list[Tensor]:
-        """What is stored of the examples with these numbers: images and labels; their tasks and crops where they have any."""
+        """What is stored of the examples with these numbers: images and labels; tasks and crops where they have any."""
         parts = [self.raw(index), self.y[index]]
         parts += [self.task[index]] if isinstance(self.task, Tensor) else []
         return parts + ([] if self.crops is None else [self.crops[index]])

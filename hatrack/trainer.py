@@ -1,5 +1,6 @@
 """The Trainer: fits a method to a task by a regime, and remembers between fits what is to be kept."""
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -8,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from hatrack.checkpoint import Journal
+from hatrack.checkpoint import Journal, State
 from hatrack.course import Course, Diverged, Epoch, Fitted
 from hatrack.graph import Engine, own_stream
 from hatrack.method import Method
@@ -18,6 +19,7 @@ from hatrack.seeds import derive
 from hatrack.task import Task
 
 __all__ = ["Diverged", "Fitted", "Moment", "Progress", "Trainer"]
+HALVINGS = 10  # of the learning rate of one fit, at most
 
 
 class Moment(NamedTuple):
@@ -91,12 +93,36 @@ class Trainer:
             return self._fit(method, task, plain, changes)
 
     def _fit(self, method: Method, task: Task, plain: dict[nn.Parameter, float] | None, changes: dict[str, Any]) -> Fitted:
+        """Fit; if that diverges and the regime says so, again from the beginning with half the learning rate."""
         before = {key: value.clone() for key, value in method.state_dict().items()}
-        course = self.start(method, task, plain=plain, **changes)
         saved = self.journal.next_fit() if self.journal else None
+        halved = int(saved[1]["fitted"]["halved"]) if saved else 0
+        regime = replace(self.regime.at(task.index), **changes)
+        while True:
+            changes["lr"] = regime.lr * 0.5**halved
+            slower = {parameter: lr * 0.5**halved for parameter, lr in (plain or {}).items()}
+            try:
+                return self._to_the_end(self.start(method, task, plain=slower, **changes), halved, saved, before)
+            except Diverged as error:
+                if not error.may_be_the_rate or regime.on_divergence == "stop":
+                    raise
+                if halved >= HALVINGS:
+                    rates = ", ".join(f"{regime.lr * 0.5**times:g}" for times in range(halved + 1))
+                    raise Diverged(f"{error}; it ended so with every learning rate: {rates}") from None
+                seen = error.seen
+            warnings.warn(f"{seen}; it begins again with lr {changes['lr'] / 2:g} (seed {self.seed})", stacklevel=2)
+            halved, saved = halved + 1, None
+
+    def _to_the_end(self, course: Course, halved: int, saved: State | None, before: dict[str, Tensor]) -> Fitted:
+        """From its first epoch, or where it was saved; a fit that fails leaves the method as it was `before`."""
+        method, task = course.method, course.task
+        course.fitted.halved = halved
         ended = False
-        if saved:
-            course.take_up(*saved)
+        if saved and self.journal:
+            try:
+                course.take_up(*saved)
+            except ValueError as error:
+                raise ValueError(f"{self.journal.folder}: {error}") from None
             ended = saved[1]["ended"]
         if self.journal:
             course.after_step = self.journal.tick
@@ -107,7 +133,8 @@ class Trainer:
                     self.progress(Moment(task, len(method.net.classes), course.regime, course.fitted))
         except BaseException:
             self.past[method].fits[task.index] -= 1  # another try sees the same batches
-            course.best = before  # a fit that fails leaves the method as it was
+            self.fits.pop()
+            course.best = before
             course.close()
             raise
         if course.regime.keep_state:
@@ -135,4 +162,4 @@ class Trainer:
                 name, _, what = key.removeprefix("past/").rpartition("/")
                 past.kept.setdefault(name, {})[what] = value.to(method.net.example.device)
         self.past[method] = past
-        self.fits = [Fitted(f["task"], [Epoch(*e) for e in f["epochs"]], f["best"]) for f in words["fits"]]
+        self.fits = [Fitted(**{**fitted, "epochs": [Epoch(*e) for e in fitted["epochs"]]}) for fitted in words["fits"]]

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,10 @@ import pytest
 import torch
 
 from hatrack import METHODS, Record, Regime, Run, run, tensors
-from hatrack.checkpoint import FORMAT, Journal, unfinished
+from hatrack.__main__ import main
+from hatrack.checkpoint import FORMAT, Journal, Stopped, stopping
+from hatrack.run import build, journal_of, stopped_runs
+from speed.checkpoints import timed
 
 SAME = ("spec", "tasks", "parameters", "before", "accuracy", "loss", "train_loss", "without_task_id", "curves", "usage")
 OFTEN = 1e-5  # minutes: at every step
@@ -73,58 +78,61 @@ def test_stopped_anywhere_every_method_goes_on_to_the_same_record(method, tmp_pa
     assert [path.suffix for path in (tmp_path / "again").iterdir()] == [".json"], "nothing but the record is left"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(9))
-@pytest.mark.parametrize("method", ["sgd", "hat", "ewc", "pnn", "er", "pmask"])
-def test_many_kills(method, seed, tmp_path, monkeypatch):
-    one = spec(method, seed, epochs=4, batch=64)
-    whole = run(one, tmp_path / "whole")
-    kills = killed_at(monkeypatch, 0.02, seed=seed, most=20)
-    assert_same(whole, to_the_end(one, tmp_path / "again", save_every=0.0005 * (seed % 3)))
-    assert kills
-
-
-def command(out: Path, *words: str) -> list[str]:
-    options = ["--data", "sample", "--widths", "12,12", "--epochs", "25", "--batch", "50", "--patience", "100"]
-    return [sys.executable, "-m", "hatrack", "run", "smnist", "hat", *options, "--device", "cpu", "--out", str(out), *words]
+WORDS = ("--data", "sample", "--widths", "12,12", "--epochs", "12", "--batch", "50", "--patience", "100", "--device", "cpu")
 
 
 def start(out: Path, *words: str) -> subprocess.Popen[str]:
+    """In a process group of its own, as a terminal does it."""
+    command = [sys.executable, "-m", "hatrack", "run", "smnist", "hat", *WORDS, "--out", str(out), *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command(out, *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
+    )
 
 
-def wait_for_a_fit(out: Path) -> None:
+def here(out: Path, *words: str) -> list[Record]:
+    """The same command in this process, to its end."""
+    assert main(["run", "smnist", "hat", *WORDS, "--out", str(out), *words]) == 0
+    return [Record.load(path) for path in sorted(out.glob("*.json"))]
+
+
+def wait_for(out: Path, files: str, runs: int = 1) -> None:
+    """Until so many runs have saved such states."""
     until = time.monotonic() + 60
-    while not list(out.glob("*.part/fit-*")):
+    while len({path.parent for path in out.glob(f"*.part/{files}-*.safetensors")}) < runs:
         assert time.monotonic() < until, "no state was saved"
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
-def test_a_killed_process_goes_on(tmp_path):
+def test_a_killed_process_goes_on(tmp_path, capsys):
     """SIGKILL while it writes; a second process is kept out while it lives, and takes over when it is dead."""
-    process = start(tmp_path / "killed", "--save-every", "0.0001")
-    wait_for_a_fit(tmp_path / "killed")
-    second = start(tmp_path / "killed")
+    out = tmp_path / "killed"
+    process = start(out, "--save-every", "0.0001")
+    wait_for(out, "fit")
+    second = start(out)
+    assert main(["resume", str(out), "--device", "cpu"]) == 2
+    assert "is being run by another process" in capsys.readouterr().err
     assert "is being run by another process" in second.communicate()[1]
     assert second.returncode == 2
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.communicate()
-    assert len(unfinished(tmp_path / "killed")) == 1
-    assert start(tmp_path / "killed").communicate()[1] == ""
-    assert start(tmp_path / "whole").communicate()[1] == ""
-    one, two = (Record.load(next((tmp_path / name).glob("*.json"))) for name in ("killed", "whole"))
-    assert_same(one, two)
+    assert list(out.glob("*.lock")), "of a dead process"
+    assert [run.seed for run in stopped_runs(out)[0]] == [0]
+    assert main(["resume", str(out), "--device", "cpu"]) == 0
+    assert_same(*here(out), *here(tmp_path / "whole"))
+    assert [path.suffix for path in out.iterdir()] == [".json"]
 
 
-def test_a_request_to_end_saves_and_says_how_to_go_on(tmp_path):
-    process = start(tmp_path, "--save-every", "0.0001")
-    wait_for_a_fit(tmp_path)
-    process.terminate()
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_end_saves_and_says_how_to_go_on(number, tmp_path):
+    process = start(tmp_path, "--save-every", "0.001")
+    wait_for(tmp_path, "fit")
+    process.send_signal(number)
     said = process.communicate()[1]
+    assert re.fullmatch(
+        r"hatrack: stopped in task 'digits 0-4', epoch \d+, and saved; the same command goes on from there\n", said
+    )
     assert process.returncode == 130
-    assert "saved; the same command goes on from there" in said
-    assert said.count("\n") == 1
     assert list(tmp_path.glob("*.part/fit-*"))
 
 
@@ -204,6 +212,106 @@ def test_a_full_disk_is_said_and_the_last_state_stays(stopped, tmp_path, monkeyp
             run(one, tmp_path, save_every=OFTEN)
     assert sorted(path.name for path in part.iterdir()) == before
     assert_same(run(one, tmp_path), run(one))
+
+
+# One run, many commands
+
+
+def test_a_lock_that_was_left_on_the_disk_locks_nothing(tmp_path):
+    (tmp_path / f"{spec('sgd').name}.lock").write_text("of 2019")
+    run(spec("sgd"), tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+def test_what_is_left_of_a_finished_run_is_removed(stopped, tmp_path):
+    """Killed behind the last step, when it had its record."""
+    one, part = stopped
+    record = run(one)
+    record.save(tmp_path)
+    assert part.exists()
+    assert stopped_runs(tmp_path) == ([], []), "there is nothing to go on with"
+    with journal_of(one, tmp_path):
+        run(one, tmp_path)
+    assert part.exists(), "somebody works on it"
+    assert run(one, tmp_path).seconds == record.seconds
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+def test_a_record_that_appears_while_a_second_process_gets_ready_is_not_made_twice(tmp_path, monkeypatch):
+    record = run(spec("sgd"))
+
+    def slowly(one, device):
+        record.save(tmp_path)
+        return build(one, device)
+
+    monkeypatch.setattr(sys.modules["hatrack.run"], "build", slowly)
+    assert run(spec("sgd"), tmp_path).seconds == record.seconds
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+def test_a_run_that_replaces_its_record_goes_on_as_well(tmp_path, monkeypatch):
+    one = spec("hat", epochs=3)
+    old = run(one, tmp_path)
+    kills = killed_at(monkeypatch, 0.2, seed=3, most=3)
+    for again in (True, True, False):  # with the same command, or without --again
+        with pytest.raises(Killed):
+            run(one, tmp_path, again=again, save_every=OFTEN)
+        assert Record.load(tmp_path / f"{one.name}.json").seconds == old.seconds, "until the new one is there"
+        assert stopped_runs(tmp_path)[0] == [one]
+    new = run(one, tmp_path)
+    assert len(kills) == 3
+    assert new.seconds != old.seconds
+    assert_same(new, old)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+    assert run(one, tmp_path).seconds == new.seconds
+
+
+def test_a_stop_is_noticed_between_tasks_and_runs_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(METHODS["random"], "learn", lambda *_: stopping.set())
+    try:
+        with pytest.raises(Stopped, match="stopped before task 'digits 5-9', and saved"):
+            run(spec("random"), tmp_path)
+        with pytest.raises(Stopped, match="stopped before the next run"):
+            run(spec("sgd"), tmp_path)
+    finally:
+        stopping.clear()
+    monkeypatch.undo()
+    assert_same(run(spec("random"), tmp_path), run(spec("random")))
+    assert list(tmp_path.iterdir()) == [tmp_path / f"{spec('random').name}.json"]
+
+
+def test_resume_takes_all_or_one(stopped, tmp_path, capsys):
+    one, part = stopped
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    assert main(["resume", str(tmp_path / "copy" / part.name), "--device", "cpu"]) == 0
+    assert main(["resume", str(tmp_path), "--device", "cpu"]) == 0
+    assert_same(*(Record.load(folder / f"{one.name}.json") for folder in (tmp_path, tmp_path / "copy")))
+    capsys.readouterr()
+    assert main(["resume", str(tmp_path), "--device", "cpu"]) == 2
+    assert capsys.readouterr().err == f"hatrack: nothing in {tmp_path} was stopped before its end\n"
+
+
+def test_a_run_of_another_version_is_told_of(stopped, tmp_path, capsys):
+    """Its specification has, say, an option that this version does not know, or lacks one."""
+    one, part = stopped
+    for number, other in enumerate(({**one.spec, "novelty": 1}, {k: v for k, v in one.spec.items() if k != "regime"})):
+        for path in part.glob("*.safetensors"):
+            change(path, spec=other)
+        assert main(["resume", str(tmp_path)]) == 2, number
+        assert "was begun by another version or with other data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("minutes", ["-1", "nan"])
+def test_save_every_is_checked(minutes, tmp_path, capsys):
+    assert main(["run", "smnist", "sgd", "--data", "sample", "--out", str(tmp_path / "out"), "--save-every", minutes]) == 2
+    assert "--save-every must be at least 0 minutes" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_time_in_saves_is_counted(tmp_path):
+    """For `python -m speed.checkpoints`."""
+    assert timed(spec("sgd"), None)[1] == 0
+    assert 0 < timed(spec("sgd"), tmp_path)[1] < 1
 
 
 def test_a_spec_makes_its_run_again():

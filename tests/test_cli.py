@@ -149,7 +149,7 @@ def test_an_out_folder_that_is_a_file(capsys, tmp_path):
 def test_a_diverged_run_says_so(capsys, tmp_path):
     words = ["run", "smnist", "sgd", *SHORT, "--out", str(tmp_path), "--lr", "1e30", "--clip", "0"]
     assert main(words) == 2
-    assert re.search(r"task 'digits 0-4', epoch 1: the loss is (nan|inf)", capsys.readouterr().err)
+    assert re.search(r"task 'digits 0-4', epoch 1, step 2 of 17: the loss is (nan|inf)", capsys.readouterr().err)
     assert not list(tmp_path.glob("*.json"))
 
 

@@ -60,9 +60,9 @@ def test_nothing_is_forgotten(name, as_noted):
 
 
 def test_two_steps_of_one_form_are_compiled_once(as_noted):
-    """Of two seeds; and of all tasks but the first, which finds nothing to hold."""
+    """Of two seeds, and of data sets of two sizes; and of all tasks but the first, which finds nothing to hold."""
     for seed in (0, 1):
-        tasks = toy_tasks(4)
+        tasks = toy_tasks(4, train=60 + 30 * seed)
         learn(make("hat", tasks, seed=seed), tasks, Trainer(Regime(epochs=1, batch=16), seed=seed, engine="compiled"))
     assert len(compiled._known) == 2
     tasks = toy_tasks(2, classes=4)

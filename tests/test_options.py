@@ -122,6 +122,8 @@ def test_a_number_too_large_for_a_float():
     function(None, count=10**400)
     with pytest.raises(ValueError, match="rate must be at most 1"):
         function(None, rate=10**400)
+    with pytest.raises(ValueError, match=r"lr must be at most 1.79769e\+308"):
+        Regime(lr=10**400)
 
 
 def test_other_names_are_passed_over():

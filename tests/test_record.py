@@ -5,17 +5,28 @@ import json
 import math
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
 from hatrack import Record, Regime, Run
-from hatrack.record import SCHEMA, clean, write
+from hatrack.record import SCHEMA, clean, name_of, sign, write
+
+OPTIONS = ("benchmark_options", "network_options", "method_options")
+SPEC = {
+    "benchmark": "pmnist",
+    "method": "hat",
+    "network": "mlp",
+    "seed": 0,
+    "regime": {"lr": 0.05},
+    **{k: {} for k in OPTIONS},
+}
 
 
 def make(**changes):
     values = {
-        "name": "pmnist-hat-seed0-0123456789ab",
-        "spec": {"benchmark": "pmnist", "method": "hat", "seed": 0, "regime": {"lr": 0.05}},
+        "name": name_of(SPEC),
+        "spec": SPEC,
         "tasks": [{"name": f"task {k}", "classes": 10, "train": 85, "valid": 15, "test": 20} for k in range(2)],
         "parameters": 1234,
         "before": [0.1, 0.2],
@@ -23,7 +34,7 @@ def make(**changes):
         "loss": [[0.1, 2.0], [0.9, 0.3]],
         "train_loss": [[0.05, 2.5], [0.85, 0.25]],
         "without_task_id": [0.4, 0.7],
-        "curves": [{"task": 0, "best": 1, "epochs": [{"lr": 0.05, "loss": 1.0, "valid_loss": None}]}],
+        "curves": [{"task": 0, "best": 0, "epochs": [{"lr": 0.05, "loss": 1.0, "valid_loss": None, "valid_accuracy": 0.5}]}],
         "seconds": {"total": 1.5, "learn": [0.5, 0.6]},
         "versions": {"torch": "2.13.0"},
     }
@@ -31,17 +42,18 @@ def make(**changes):
 
 
 def saved(folder, **changes):
-    """A record on disk whose file then has other contents under some keys; None takes a key away."""
+    """A record on disk whose file then has other contents under some keys, and a right digest; None takes a key away."""
     path = make().save(folder)
     data = {**json.loads(path.read_text(encoding="utf-8")), **changes}
-    path.write_text(json.dumps({k: v for k, v in data.items() if v is not None}), encoding="utf-8")
+    path.write_text(json.dumps(sign({k: v for k, v in data.items() if v is not None})), encoding="utf-8")
     return path
 
 
 def test_round_trip(tmp_path):
     record = make()
     path = record.save(tmp_path)
-    assert path == tmp_path / "pmnist-hat-seed0-0123456789ab.json"
+    assert path == tmp_path / f"{record.name}.json"
+    assert record.name.startswith("pmnist-hat-seed0-")
     assert Record.load(path) == record
     data = json.loads(path.read_text(encoding="utf-8"))
     assert data["schema"] == SCHEMA
@@ -184,16 +196,87 @@ def test_unknown_keys_are_passed_over(tmp_path):
 
 @pytest.mark.parametrize("key", ["accuracy", "loss", "train_loss"])
 @pytest.mark.parametrize(
-    "rows", [[[0.1, 0.2]], [[0.1, 0.2], [0.3]], [[0.1, 0.2, 0.3]] * 2, [[0.1, "x"], [0.1, 0.2]], "text", 3, [1, 2], {}],
+    "rows", [[[0.1, 0.2]], [[0.1, 0.2], [0.3]], [[0.1, 0.2, 0.3]] * 2, "text", 3, [1, 2], {}],
 )  # fmt: skip
 def test_wrong_matrices(tmp_path, key, rows):
     assert_refused(saved(tmp_path, **{key: rows}), key, "2 x 2")
 
 
 @pytest.mark.parametrize("key", ["before", "without_task_id"])
-@pytest.mark.parametrize("values", [[0.1], [0.1, 0.2, 0.3], [0.1, "x"], 0.5, {"0": 0.1, "1": 0.2}])
+@pytest.mark.parametrize("values", [[0.1], [0.1, 0.2, 0.3], 0.5, {"0": 0.1, "1": 0.2}])
 def test_wrong_lists(tmp_path, key, values):
     assert_refused(saved(tmp_path, **{key: values}), key, "2 numbers")
+
+
+@pytest.mark.parametrize("value", ["x", True, -0.1, 1.5, 10**400, [0.5]])
+def test_wrong_shares(tmp_path, value):
+    said = "must be a number from 0 to 1 or null, not "
+    assert_refused(saved(tmp_path, accuracy=[[0.1, 0.2], [0.1, value]]), f"accuracy[1][1] {said}")
+    assert_refused(saved(tmp_path, before=[0.1, value]), f"before[1] {said}")
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_wrong_numbers(tmp_path, value):
+    path = saved(tmp_path, loss=[[0.1, 0.2], [0.3, 7.125]])
+    path.write_text(path.read_text().replace("7.125", value))
+    assert_refused(path, "not JSON" if value != "1e999" else "loss[1][1] must be a number")
+
+
+# Records that were edited by hand
+
+
+def test_a_number_that_was_changed_is_noticed(tmp_path):
+    path = make().save(tmp_path)
+    path.write_text(path.read_text().replace("0.3", "0.31"))
+    assert_refused(path, "it was changed after it was written")
+
+
+def test_a_record_from_before_there_were_digests(tmp_path):
+    path = make().save(tmp_path)
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "digest"}))
+    assert Record.load(path) == make()
+
+
+def test_another_spec_than_the_name_says(tmp_path):
+    other = {**SPEC, "seed": 1}
+    assert_refused(saved(tmp_path, spec=other), f"its spec is that of {name_of(other)}", f"its name {name_of(SPEC)}")
+    path = make().save(tmp_path)
+    assert_refused(path.rename(tmp_path / "other.json"), f"the file of this run is called {path.name}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"curves": [{**make().curves[0], "task": 2}]}, "curves[0].task must be a whole number from 0 to 1, not 2"),
+        ({"curves": [{**make().curves[0], "best": 1}]}, "curves[0].best must be a whole number from 0 to 0, not 1"),
+        ({"curves": [{**make().curves[0], "epochs": [{"lr": 1.0}]}]}, "curves[0].epochs[0].loss is missing"),
+        ({"usage": [{"layer": 0.5}]}, "usage must be a list of 2"),
+        ({"usage": [{"layer": 0.5}, {"layer": -1}]}, "usage[1].layer must be a number from 0"),
+        ({"seconds": {"total": -1}}, "seconds.total must be a number from 0"),
+        ({"seconds": {"total": 1.0, "learn": [1.0]}}, "seconds.learn must be a list of 2"),
+        ({"tasks": [{"name": "one", "classes": -1}, {"name": "two", "classes": 2}]}, "tasks[0].classes must be a whole"),
+        ({"parameters": 1.5}, "parameters must be a whole number"),
+        ({"versions": {"torch": {"a": 1}}}, "versions.torch must be a text, a number or a list of them"),
+    ],
+)
+def test_a_record_that_contradicts_itself(tmp_path, changes, said):
+    assert_refused(saved(tmp_path, **changes), said)
+
+
+def test_the_records_of_this_project_are_whole():
+    paths = sorted((Path(__file__).parent.parent / "docs" / "results" / "records").glob("*.json"))
+    assert len(paths) >= 10
+    for path in paths:
+        Record.load(path)
+
+
+def test_a_pipe_or_a_folder_is_not_read(tmp_path):
+    """The first would keep us waiting for ever."""
+    os.mkfifo(tmp_path / "pipe.json")
+    assert_refused(tmp_path / "pipe.json", "it is not a file")
+    (tmp_path / "folder.json").mkdir()
+    assert_refused(tmp_path / "folder.json", "it is not a file")
+    assert_refused(tmp_path / "nothing.json", "there is no such file")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from matplotlib.colors import to_rgb
 from rich.console import Console
 
 from hatrack.__main__ import main
-from hatrack.record import Record
+from hatrack.record import Record, name_of
 from hatrack.regime import Regime
 from hatrack.report import read, report
 from hatrack.report.drawing import inline, looks, shade, slugs
@@ -239,14 +239,16 @@ def test_ids_are_unique_and_references_lead_somewhere(whole: Path) -> None:
 def test_names_are_harmless(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     record = make(names=(evil, 'a "b" & $c$ id="x"\n--> \ud800 url(#y) 数'))
-    record.spec |= {"benchmark": "</style><b>", "freeze": evil, "method": "../<i>", "network": evil}
+    record.spec |= {"benchmark": "<style><b>", "freeze": evil, "method": "..<i>", "network": evil}
+    record.spec["method_options"] = {evil: f'"{evil}', "c": [evil, 1]}
+    record.name = name_of(record.spec)
     record.versions = {evil: evil}
     text = written(tmp_path, [record])
     page = Reader(text)
     assert not page.tags & {"script", "b", "i"}
     assert evil not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
-    assert page.row("../<i>")[1] == "1"
+    assert page.row(f'..<i> ({evil}="{evil}, c={evil},1)')[1] == "1"
     assert 'a "b" & $c$ id="x" --> url(#y) 数' in [cell for row in page.rows for cell in row]
     assert all(p.parent == tmp_path / "figures" for p in tmp_path.rglob("*.png"))
     assert not list(tmp_path.parent.glob("*.png"))
@@ -309,7 +311,7 @@ def test_matrices_are_means_over_seeds(whole: Path) -> None:
         ("{", "not JSON"),
         ("[]", "no schema"),
         ('{"schema": 1}', "missing"),
-        ({"spec": {}}, "no benchmark"),
+        ({"spec": {}}, "spec.benchmark is missing"),
         ({"accuracy": [[1.0]]}, "2 x 2"),
         ({"curves": [{"task": 0}]}, "curves"),
         ({"curves": [{"task": 0, "best": 5, "epochs": []}]}, "curves"),

@@ -3,10 +3,10 @@
 import errno
 import json
 import os
-from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from hatrack import Record, Regime, Run, run
 from hatrack.evaluate import evaluate
@@ -36,6 +36,7 @@ def test_the_same_spec_gives_the_same_record(tmp_path):
     for record in records:
         assert record.pop("seconds")["total"] > 0
         assert record.pop("versions")["torch"] == torch.__version__
+        assert len(record.pop("digest")) == 64  # of those two as well
     assert records[0] == records[1]
 
 
@@ -109,10 +110,10 @@ def test_a_bad_spec_is_refused_with_the_nearest_name(changes, said):
 
 
 def test_a_folder_that_can_t_be_written(tmp_path, monkeypatch):
-    def touch(path):  # nothing is read-only for root, so the system's answer is played
+    def acquire(lock, timeout):  # nothing is read-only for root, so the system's answer is played
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(Path, "touch", touch)
+    monkeypatch.setattr(FileLock, "acquire", acquire)
     with pytest.raises(ValueError, match=r"can't write to the folder .*out: Permission denied"):
         run(small(), tmp_path / "out")
 

@@ -13,22 +13,27 @@ import hashlib
 import json
 import math
 import os
+import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import filelock
 import numpy as np
-from numpy.lib import format as npy
 
+from hatrack import schema
 from hatrack.benchmarks.sets import SETS, DataSet
+from hatrack.record import read_bytes
 from hatrack.record import write as write_file
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 BROKEN = (ValueError, KeyError, EOFError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile)
+DEFLATED = 1032  # bytes that deflating puts into one, at most
+LONGEST_HEADER = 10_000
+DIMENSIONS, DIGITS = 8, 15  # of a shape, at most
 Arrays = dict[str, np.ndarray[Any, np.dtype[np.uint8]]]
 
 
@@ -40,6 +45,10 @@ class Note(NamedTuple):
     test: int
     source: str
     date: str
+
+
+COUNT = schema.number(0, 2**40, whole=True)
+NOTE = schema.fields({"digest": schema.line, "train": COUNT, "test": COUNT, "source": schema.line, "date": schema.line})
 
 
 def folder() -> Path:
@@ -86,20 +95,25 @@ def read(path: Path, name: str) -> Arrays:
 def open_npz(path: Path, limit: float = math.inf, kind: Any = None) -> dict[str, np.ndarray[Any, Any]]:
     """The four arrays of a file; nothing is ever unpickled."""
     try:
+        if not path.is_file():
+            raise ValueError("it is not a file")
         with path.open("rb") as raw, zipfile.ZipFile(raw) as file:
-            return {key: _array(file, key, limit, kind) for key in ARRAYS}
+            return {key: _array(file, key, limit, kind, path.stat().st_size) for key in ARRAYS}
     except BROKEN as error:
         said = error.args[0] if isinstance(error, KeyError) else error
         raise ValueError(f"{path} is not a readable data file with {', '.join(ARRAYS)}: {said}") from None
 
 
-def _array(file: zipfile.ZipFile, key: str, limit: float, wanted: Any) -> np.ndarray[Any, Any]:
+def _array(file: zipfile.ZipFile, key: str, limit: float, wanted: Any, there: int) -> np.ndarray[Any, Any]:
+    """An array from a file of so many bytes, which it can't exceed but for what deflating gains."""
     info = file.getinfo(f"{key}.npy")
+    gain = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: DEFLATED}.get(info.compress_type)
+    if gain is None:
+        raise ValueError(f"{key} is compressed in a way that numpy does not use")
+    if info.file_size > gain * min(info.compress_size, there):
+        raise ValueError(f"{key} should have {info.file_size:,} bytes, which {info.compress_size:,} in the file can't hold")
     with file.open(info) as raw:
-        header = npy.read_array_header_1_0 if npy.read_magic(raw) == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, kind = header(raw)
-        if kind.hasobject:
-            raise ValueError(f"{key} holds pickled objects, not numbers")
+        shape, fortran, kind = _header(key, raw)
         if wanted is not None and kind != wanted:
             raise ValueError(f"{key} must be {np.dtype(wanted)}, not {kind}")
         size = math.prod(shape)
@@ -107,9 +121,38 @@ def _array(file: zipfile.ZipFile, key: str, limit: float, wanted: Any) -> np.nda
             raise ValueError(f"{key} of shape {shape} is larger than the whole set could be")
         if raw.tell() + size * kind.itemsize != info.file_size:
             raise ValueError(f"{key} should be of shape {shape}, but has {info.file_size:,} bytes")
-        array = np.empty(size, kind)
+        array = empty(key, (size,), kind)
         fill(raw, array.view(np.uint8))
     return array.reshape(shape, order="F" if fortran else "C")
+
+
+def _header(key: str, raw: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type of an array of numbers. Read without evaluating anything, as numpy would."""
+    magic, version = raw.read(6), raw.read(2)
+    if magic != b"\x93NUMPY" or len(version) != 2 or not 1 <= version[0] <= 3:
+        raise ValueError(f"{key} is not an array")
+    length = int.from_bytes(raw.read(2 if version[0] == 1 else 4), "little")
+    if length > LONGEST_HEADER:
+        raise ValueError(f"{key} has a header of {length:,} bytes")
+    text = raw.read(length).decode("latin1")
+    found = dict(re.findall(r"'(descr|fortran_order|shape)': *('[^']*'|True|False|\([\dL, ]*\))", text))
+    kind = found.get("descr", "").strip("'")
+    if kind in ("|O", "O"):
+        raise ValueError(f"{key} holds pickled objects, not numbers")
+    sizes = re.findall(r"\d+", found.get("shape", "x"))
+    if not re.fullmatch(r"[<>|=]?(b1|[iu][1248]|f[248])", kind) or len(found) < 3:
+        raise ValueError(f"{key} is not an array of numbers")
+    if len(sizes) > DIMENSIONS or any(len(size) > DIGITS for size in sizes):
+        raise ValueError(f"{key} should be of shape {found['shape'][:100]}")
+    return tuple(map(int, sizes)), found["fortran_order"] == "True", np.dtype(kind)
+
+
+def empty(what: str, shape: Sequence[int], kind: Any = np.uint8) -> np.ndarray[Any, Any]:
+    """Memory for an array, or an error in one line."""
+    try:
+        return np.empty(shape, kind)
+    except (MemoryError, ValueError, OverflowError):
+        raise ValueError(f"{what}: there is no memory for an array of shape {tuple(shape)}") from None
 
 
 def fill(raw: IO[bytes], array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
@@ -149,13 +192,14 @@ def check(what: str, arrays: Mapping[str, np.ndarray[Any, Any]], spec: DataSet) 
 def note(name: str) -> Note | None:
     """What was noted when the file was written; None without a note."""
     path = place(name).with_suffix(".json")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return Note(*(kind(data[key]) for key, kind in Note.__annotations__.items()))
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    try:
+        data = json.loads(read_bytes(path))
+        NOTE("", data)
+    except (ValueError, RecursionError):
         raise ValueError(f"{path} is not a readable note of {name}.npz: delete it if the data is good") from None
+    return Note(*(data[key] for key in Note._fields))
 
 
 def verified(name: str) -> Arrays:
@@ -196,6 +240,7 @@ def keep(name: str, arrays: Arrays, source: str) -> Note:
     """Put a set in the data folder, whole or not at all. Call it with the lock held."""
     arrays = {key: np.ascontiguousarray(arrays[key]) for key in ARRAYS}
     check(name, arrays, SETS[name])
+    source = "".join(c if c.isprintable() else "?" for c in source)
     today = datetime.date.today().isoformat()
     new = Note(digest(arrays), len(arrays["y_train"]), len(arrays["y_test"]), source, today)
     path = place(name)

@@ -4,26 +4,31 @@ nothing is unpickled (CIFAR has a binary version); sizes that a header states ar
 import csv
 import gzip
 import io
+import lzma
 import math
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 
 from hatrack.benchmarks import matfile
-from hatrack.benchmarks.cache import Arrays, fill
+from hatrack.benchmarks.cache import Arrays, empty, fill
 from hatrack.benchmarks.images import EMPTY, IGNORED, SUFFIXES, Image8, check_count, picture, split, together
 from hatrack.benchmarks.sets import SETS, DataSet
 
-BROKEN = (ValueError, KeyError, EOFError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile, tarfile.TarError)
+BROKEN = (ValueError, KeyError, EOFError, OSError, RuntimeError, csv.Error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
+          tarfile.TarError)  # fmt: skip
 LETTERS = tuple(  # of the many files in EMNIST's archive
     f"emnist-letters-{part}-{kind}-ubyte.gz" for part in ("train", "test") for kind in ("images-idx3", "labels-idx1")
 )
 MEMBER = 100_000_000  # bytes: no single image or table is larger
+UNPACKED = 2_000_000_000  # bytes: no archive is larger when unpacked
+REMARK = 100_000  # bytes
+REMARKS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 
 
 def decode(name: str, folder: Path) -> Arrays:
@@ -65,7 +70,7 @@ def idx(raw: IO[bytes], what: str, shape: tuple[int, ...], limit: int) -> Image8
     sizes = [int.from_bytes(raw.read(4), "big") for _ in range(head[3])]
     if tuple(sizes[1:]) != shape or sizes[0] > limit:
         raise ValueError(f"{what} has the sizes {sizes}; at most {limit} items of shape {shape} were expected")
-    flat = np.empty(math.prod(sizes), np.uint8)
+    flat = empty(what, (math.prod(sizes),))
     fill(raw, flat)
     return flat.reshape(sizes)
 
@@ -109,7 +114,7 @@ def emnist_letters(folder: Path, spec: DataSet) -> Arrays:
 
 
 def labels_from_one(y: np.ndarray[Any, Any], spec: DataSet) -> Image8:
-    if not len(y) or y.min() < 1 or y.max() > spec.classes:
+    if not len(y) or not np.isin(y, np.arange(1, spec.classes + 1)).all():
         raise ValueError(f"its labels are not from 1 to {spec.classes}")
     return y.astype(np.uint8)
 
@@ -117,13 +122,41 @@ def labels_from_one(y: np.ndarray[Any, Any], spec: DataSet) -> Image8:
 # Archives of single files: CIFAR, notMNIST, Caltech-101, GTSRB
 
 
-def members(raw: IO[bytes]) -> Iterator[tuple[PurePosixPath, int, IO[bytes]]]:
+class Header(tarfile.TarInfo):
+    """Of a file in an archive. Long names and other remarks are read into memory whole, so their sizes are checked first."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in REMARKS and found.size > REMARK:
+            raise ValueError(f"a remark of {found.size:,} bytes is too long")
+        return found
+
+
+class Whole(io.RawIOBase):
+    """What a .gz file holds, up to a limit: a small file may unpack to any size."""
+
+    def __init__(self, raw: IO[bytes], limit: int) -> None:
+        self.file, self.left = gzip.GzipFile(fileobj=raw), limit
+
+    def read(self, size: int = -1) -> bytes:
+        found = self.file.read(min(size, self.left + 1) if size >= 0 else self.left + 1)
+        self.left -= len(found)
+        if self.left < 0:
+            raise ValueError("it unpacks to more than the whole set could be")
+        return found
+
+
+def members(raw: IO[bytes], limit: int) -> Iterator[tuple[PurePosixPath, int, IO[bytes]]]:
     """Path, size and contents of the files in a .tar.gz, in the order in which they lie there."""
-    with tarfile.open(fileobj=raw, mode="r|gz") as tar:
+    whole = Whole(raw, limit)
+    with tarfile.open(fileobj=whole, mode="r|", tarinfo=Header) as tar:
         for info in tar:
             contents = tar.extractfile(info) if info.isfile() else None
             if contents is not None:
                 yield PurePosixPath(info.name), info.size, contents
+    while whole.read(1 << 20):  # to the end, where gzip compares what it has read with a checksum
+        pass
 
 
 def cifar(path: Path, spec: DataSet, head: int, parts: dict[str, tuple[str, ...]]) -> Arrays:
@@ -131,10 +164,10 @@ def cifar(path: Path, spec: DataSet, head: int, parts: dict[str, tuple[str, ...]
     width, found = head + 3072, {}
     wanted = [name for names in parts.values() for name in names]
     with path.open("rb") as raw:
-        for member, size, contents in members(raw):
+        for member, size, contents in members(raw, UNPACKED):
             if member.name in wanted:
                 check_count(member.name, size // width, spec)
-                flat = np.empty(size // width * width, np.uint8)
+                flat = empty(member.name, (size // width * width,))
                 fill(contents, flat)
                 found[member.name] = flat.reshape(-1, width)
     if missing := [name for name in wanted if name not in found]:
@@ -156,7 +189,7 @@ def cifar100(folder: Path, spec: DataSet) -> Arrays:
 def pictures(raw: IO[bytes], spec: DataSet) -> Arrays:
     """Images in a .tar.gz with a folder per class, in the order of their names, and our own split."""
     found: dict[tuple[str, str], Image8] = {}
-    for path, size, contents in members(raw):
+    for path, size, contents in members(raw, UNPACKED):
         label = path.parent.name
         if path.suffix.lower() in SUFFIXES and path.name not in EMPTY and label != IGNORED and not path.name.startswith("."):
             check_member(str(path), size)
@@ -203,15 +236,18 @@ def gtsrb(folder: Path, spec: DataSet) -> Arrays:
 def table(file: zipfile.ZipFile, name: str) -> list[tuple[str, int]]:
     """The path and class of every image that a table lists."""
     check_member(name, file.getinfo(name).file_size)
-    rows = csv.DictReader(io.StringIO(file.read(name).decode("ascii")), delimiter=";")
+    rows = csv.DictReader(io.StringIO(file.read(name).decode("ascii")), delimiter=";", restval="")
     return [(str(PurePosixPath(name).parent / row["Filename"]), int(row["ClassId"])) for row in rows]
 
 
 def frames(file: zipfile.ZipFile, rows: list[tuple[str, int]], spec: DataSet) -> tuple[Image8, Image8]:
     check_count("it", len(rows), spec)
-    x = np.empty((len(rows), *spec.shape), np.uint8)
+    sizes = [file.getinfo(name).file_size for name, _ in rows]
+    if sum(sizes) > UNPACKED:
+        raise ValueError(f"it unpacks to {sum(sizes):,} bytes, more than the whole set could be")
+    x = empty("it", (len(rows), *spec.shape))
     for k, (name, _) in enumerate(rows):
-        check_member(name, file.getinfo(name).file_size)
+        check_member(name, sizes[k])
         x[k] = picture(name, io.BytesIO(file.read(name)), spec.shape)
     if any(not 0 <= label < spec.classes for _, label in rows):
         raise ValueError(f"a label is outside the {spec.classes} classes")

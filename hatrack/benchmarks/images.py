@@ -1,16 +1,18 @@
 """Single images and folders of them: opened, brought to the size of a set, and split into training and test."""
 
+import logging
 import math
 import struct
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from hatrack.benchmarks.cache import Arrays
+from hatrack.benchmarks.cache import Arrays, empty
 from hatrack.benchmarks.sets import DataSet
 
 FORMATS = ("PNG", "JPEG", "PPM", "BMP", "GIF", "TIFF", "WEBP")  # some others start programs
@@ -20,28 +22,36 @@ EMPTY = {  # two files of notMNIST (small) have no contents
     "RGVtb2NyYXRpY2FCb2xkT2xkc3R5bGUgQm9sZC50dGY=.png",
     "Q3Jvc3NvdmVyIEJvbGRPYmxpcXVlLnR0Zg==.png",
 }
+BROKEN = (  # what Pillow raises when a file is not as it should be
+    OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError,
+    TypeError, LookupError, ArithmeticError, AttributeError, MemoryError,
+)  # fmt: skip
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # what it has to say, its errors say as well
 IGNORED = "BACKGROUND_Google"  # in Caltech-101, pictures of no class
 Image8 = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@contextmanager
+def opened(what: object, file: Path | IO[bytes]) -> Iterator[Image.Image]:
+    """An image, or an error in one line. What Pillow finds odd but can read is good enough."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(file, formats=FORMATS) as image:
+                if image.width * image.height > PIXELS:
+                    raise ValueError(f"{image.width} x {image.height} pixels are too many")
+                yield image
+    except BROKEN as error:
+        said = "" if isinstance(error, UnidentifiedImageError) else f": {error}"
+        raise ValueError(f"{what} is not a readable image{said}") from None
 
 
 def picture(what: object, file: Path | IO[bytes], shape: Sequence[int]) -> Image8:
     """An image as an array of this shape, whole, resized (bilinear) and made gray or colour where needed."""
     size = (shape[1], shape[0])
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what Pillow finds odd but can read is good enough
-            with Image.open(file, formats=FORMATS) as opened:
-                if opened.width * opened.height > PIXELS:
-                    raise ValueError(f"{opened.width} x {opened.height} pixels are too many")
-                image = opened.convert("L" if len(shape) == 2 else "RGB")
+    with opened(what, file) as found:
+        image = found.convert("L" if len(shape) == 2 else "RGB")
         return np.asarray(image if image.size == size else image.resize(size, Image.Resampling.BILINEAR))
-    except (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError) as error:
-        raise unreadable(what, error) from None
-
-
-def unreadable(what: object, error: Exception) -> ValueError:
-    said = "" if isinstance(error, UnidentifiedImageError) else f": {error}"
-    return ValueError(f"{what} is not a readable image{said}")
 
 
 def folder(path: Path, classes: int = 0, shape: Sequence[int] = (), held: float = 0.1, limit: float = math.inf) -> Arrays:
@@ -61,6 +71,13 @@ def folder(path: Path, classes: int = 0, shape: Sequence[int] = (), held: float 
     return together(train, test)
 
 
+def files_in(path: Path) -> list[Path]:
+    """All the images that `folder` reads."""
+    both = (path / "train").is_dir() and (path / "test").is_dir()
+    parts = [path / "train", path / "test"] if both else [path]
+    return [file for part in parts for file in listed(part, class_folders(part, 0))[0]]
+
+
 def class_folders(path: Path, classes: int) -> list[str]:
     """The names of the classes in their order: as numbers if all are, otherwise by the alphabet."""
     found = [p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith((".", "__")) and p.name != IGNORED]
@@ -71,31 +88,30 @@ def class_folders(path: Path, classes: int) -> list[str]:
 
 def listed(path: Path, names: Sequence[str]) -> tuple[list[Path], Image8]:
     """All image files of the classes, and their labels."""
-    found, labels = [], []
+    if not names or len(names) > 256:
+        raise ValueError(f"{path} has {len(names)} sub-folders; one is needed for every class, and 256 are the most")
+    found: list[Path] = []
+    labels: list[int] = []
     for label, name in enumerate(names):
-        inside = sorted((path / name).rglob("*"))
-        files = [p for p in inside if p.suffix.lower() in SUFFIXES and p.name not in EMPTY and not p.name.startswith(".")]
+        files = [p for p in sorted((path / name).rglob("*")) if p.suffix.lower() in SUFFIXES and not _passed_over(p)]
+        if not files:  # said before the next class is read: this may be no folder of images at all
+            raise ValueError(f"there are no images ({', '.join(sorted(SUFFIXES))}) in {path / name}")
         found += files
         labels += [label] * len(files)
-    counts = np.bincount(np.array(labels, int), minlength=len(names))
-    if not counts.all() or not names:
-        where = path / names[int(counts.argmin())] if names else path
-        raise ValueError(f"there are no images ({', '.join(sorted(SUFFIXES))}) in {where}")
-    if len(names) > 256:
-        raise ValueError(f"{path} has {len(names)} sub-folders; labels are kept in one byte, so 256 classes are the most")
     return found, np.array(labels, np.uint8)
+
+
+def _passed_over(path: Path) -> bool:
+    return path.name in EMPTY or path.name.startswith(".") or not path.is_file()
 
 
 def common(files: Sequence[Path]) -> tuple[int, ...]:
     """The shape that all images have, or else 32 x 32; gray if all are gray."""
     sizes, modes = set(), set()
     for file in files:
-        try:
-            with Image.open(file, formats=FORMATS) as opened:
-                sizes.add((opened.height, opened.width))
-                modes.add(opened.mode)
-        except (OSError, ValueError, SyntaxError) as error:
-            raise unreadable(file, error) from None
+        with opened(file, file) as image:
+            sizes.add((image.height, image.width))
+            modes.add(image.mode)
     size = sizes.pop() if len(sizes) == 1 else (32, 32)
     return size if modes <= {"1", "L"} else (*size, 3)
 
@@ -103,7 +119,7 @@ def common(files: Sequence[Path]) -> tuple[int, ...]:
 def arrays(files: Sequence[Path], shape: Sequence[int], limit: float) -> Image8:
     if len(files) > limit:  # before memory is taken
         raise ValueError(f"{len(files):,} images are more than the whole set could have")
-    x = np.empty((len(files), *shape), np.uint8)
+    x = empty(f"{files[0].parent.parent}", (len(files), *shape))
     for row, file in enumerate(files):
         x[row] = picture(file, file, shape)
     return x

@@ -51,6 +51,7 @@ def bring_in(path: Path, name: str = "", replace: bool = False) -> Iterator[str]
 def take(copy: Copy, read: Callable[[], Arrays], replace: bool) -> str:
     """Put one set in the data folder and say what it is."""
     arrays, name = read(), copy.name
+    cache.check(f"{name} in {copy.place}", arrays, SETS[name])
     with cache.locked(name):
         old = stored(name)
         if old == cache.digest(arrays) and (noted := cache.note(name)) is not None:

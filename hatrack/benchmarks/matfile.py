@@ -44,7 +44,7 @@ def _matrices(path: Path, limit: int) -> Iterator[memoryview]:
                 raise ValueError(f"{path} ends too early")
             data = memoryview(file.read(size))
             if kind == COMPRESSED:
-                kind, _, data = next(_elements(_inflate(path, data, limit)))
+                kind, _, data = next(_elements(_inflate(path, data, limit)), (0, 0, data))
             if kind == MATRIX:
                 yield data
 
@@ -87,6 +87,6 @@ def _matrix(data: memoryview, wanted: Collection[str]) -> tuple[str, np.ndarray[
     if flag & 0xFF not in NUMERIC or flag & IS_COMPLEX or kind not in NUMBERS:
         raise ValueError(f"array {title!r} does not hold real numbers")
     values = np.frombuffer(numbers, NUMBERS[kind])
-    if min(dimensions) < 0 or math.prod(dimensions) != len(values):
+    if min(dimensions, default=-1) < 0 or math.prod(dimensions) != len(values):
         raise ValueError(f"array {title!r} has {len(values)} numbers, but is said to be of shape {tuple(dimensions)}")
     return title, values.reshape(dimensions, order="F")

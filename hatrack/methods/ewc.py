@@ -13,10 +13,12 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from hatrack.divergence import spring
 from hatrack.fisher import Estimator, fisher_diagonal
 from hatrack.method import Fit, Method
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
+from hatrack.regime import Regime
 from hatrack.task import Batch, Task
 from hatrack.vectors import values
 
@@ -84,8 +86,14 @@ class EWC(Method):
 
     def penalty(self) -> Tensor:
         """(lambda / 2) sum F (theta - anchor)^2. With all anchors the tasks' own sum is larger by a constant."""
-        stiffness = (self.strength * self.fisher).clamp(max=self.limit or math.inf)
-        return stiffness @ (values(self.net.common()) - self.anchor).square() / 2
+        return self.stiffness() @ (values(self.net.common()) - self.anchor).square() / 2
+
+    def stiffness(self) -> Tensor:
+        """Of the springs (weights,)."""
+        return (self.strength * self.fisher).clamp(max=self.limit or math.inf)
+
+    def suspect(self, regime: Regime) -> str:
+        return spring(regime, self.stiffness().max().item(), strength=self.fisher.max().item(), limit=1.0)
 
     def _measure(self, task: Task) -> Tensor:
         """How much the task cares about each weight."""

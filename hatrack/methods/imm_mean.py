@@ -10,9 +10,11 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from hatrack.divergence import spring
 from hatrack.method import Fit, Method
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
+from hatrack.regime import Regime
 from hatrack.task import Batch, Task
 from hatrack.vectors import set_values, values
 
@@ -54,6 +56,9 @@ class IMMMean(Method):
         """L2-transfer: (strength / 2) sum (theta - anchor)^2, from the second task on."""
         pull = self.strength / 2 * self.learned.clamp(max=1)
         return pull * (values(self.net.common()) - self.anchor).square().sum()
+
+    def suspect(self, regime: Regime) -> str:
+        return spring(regime, self.strength * self.learned.clamp(max=1).item(), strength=1.0)
 
     @torch.no_grad()
     def merge(self) -> None:

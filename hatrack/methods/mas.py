@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from hatrack.divergence import spring
 from hatrack.method import Fit, Method
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
+from hatrack.regime import Regime
 from hatrack.seeds import generator
 from hatrack.task import Batch, Split, Task
 from hatrack.vectors import values
@@ -76,6 +78,10 @@ class MAS(Method):
     def loss(self, batch: Batch) -> Tensor:
         """With the penalty strength sum Omega (theta - anchor)^2 (Eq. 4)."""
         return super().loss(batch) + self.strength * (self.importance * (self._vector() - self.anchor).square()).sum()
+
+    def suspect(self, regime: Regime) -> str:
+        stiffest = 2 * self.importance.max().item()  # the curvature at strength 1
+        return spring(regime, self.strength * stiffest, strength=stiffest)
 
     @torch.no_grad()
     def measure(self, task: Task) -> Tensor:

@@ -17,6 +17,7 @@ from hatrack.method import Fit, Method
 from hatrack.networks.network import Network, grouped
 from hatrack.norms import TaskNorms
 from hatrack.options import Option, check
+from hatrack.regime import Regime
 from hatrack.seeds import generator
 from hatrack.task import Batch, Task, TaskId
 from hatrack.vectors import pieces
@@ -181,6 +182,13 @@ class PMASK(Method):
             freeze.restore(finite=False)  # closed gates select: no infinity passes
         assert self.embeddings is not None
         self.embeddings.clamp_(-LIMIT, LIMIT)
+
+    def suspect(self, regime: Regime) -> str:
+        normed = [name for name in self.names if name.endswith((".weight_v", ".original1"))]
+        if not normed:
+            return super().suspect(regime)
+        what = f"{normed[0]} is divided by its norm, 0 where all gates of a unit are closed"
+        return f"probably a division by 0: {what}: try a trunk without weight norm"
 
     # Looking at it, and taking back
 

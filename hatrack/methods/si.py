@@ -11,9 +11,11 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from hatrack.divergence import spring
 from hatrack.method import Fit, Method
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
+from hatrack.regime import Regime
 from hatrack.task import Batch, Task
 from hatrack.vectors import grads, set_grads, values
 
@@ -70,6 +72,10 @@ class SI(Method):
         self.gradient.copy_(grads(weights))
         self.before.copy_(values(weights))
         set_grads(weights, self.gradient + 2 * self.c * self.importance * (self.before - self.anchor))
+
+    def suspect(self, regime: Regime) -> str:
+        stiffest = 2 * self.importance.max().item()  # the curvature at c = 1
+        return spring(regime, self.c * stiffest, c=stiffest)
 
     def constrain(self) -> None:
         """The account: minus the gradient times what the optimizer really did, whichever it is."""

@@ -1,8 +1,6 @@
 """A report: a page, figures and a table, made from the records in a folder and from nothing else."""
 
-import math
 from pathlib import Path
-from typing import Any
 
 from hatrack.record import Record, write
 from hatrack.report.drawing import looks, slugs
@@ -12,9 +10,6 @@ from hatrack.report.tables import csv_text, settings
 from hatrack.run import writable
 
 __all__ = ["read", "report"]
-
-SPEC = {"benchmark": str, "method": str, "network": str, "seed": int, "regime": dict,
-        "benchmark_options": dict, "network_options": dict, "method_options": dict}  # fmt: skip
 
 
 def report(folder: Path, out: Path | None = None) -> Path:
@@ -42,29 +37,4 @@ def read(folder: Path) -> list[Record]:
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise ValueError(f"no records in {folder}; `hatrack run BENCHMARK METHOD --out {folder}` would put one there")
-    return [_load(path) for path in paths]
-
-
-def _load(path: Path) -> Record:
-    """A record whose parts are what a report reads; numbers that the file lacks become nan."""
-    try:
-        record = Record.load(path)
-    except OSError as error:
-        raise ValueError(f"{path} can't be read: {error.strerror}") from None
-    for key, kind in SPEC.items():
-        if not isinstance(record.spec.get(key), kind):
-            raise ValueError(f"{path} is not a whole record: its spec has no {key}")
-    if not all(_is_curve(curve, len(record.tasks)) for curve in record.curves):
-        raise ValueError(f"{path} is not a whole record: its curves are not what they should be")
-    if not isinstance(record.seconds.get("total", 0), int | float):
-        raise ValueError(f"{path} is not a whole record: its seconds are no numbers")
-    record.without_task_id = [math.nan if value is None else value for value in record.without_task_id]
-    return record
-
-
-def _is_curve(curve: Any, tasks: int) -> bool:
-    if not isinstance(curve, dict) or not isinstance(curve.get("epochs"), list):
-        return False
-    epochs = curve["epochs"]
-    places = curve.get("task") in range(tasks) and curve.get("best") in range(max(1, len(epochs)))
-    return places and all(isinstance(epoch, dict) and "valid_accuracy" in epoch for epoch in epochs)
+    return [Record.load(path) for path in paths]

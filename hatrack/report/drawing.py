@@ -18,6 +18,7 @@ INK, QUIET, GRID = "#1f2933", "#52606d", "#dde3e9"
 PALETTE = ("#D55E00", "#009E73", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's, safe for colour-blind eyes
 LINES = ("-", "--", "-.", ":")
 MARKERS = "os^Dv"
+LONGEST = 60  # letters of a name in the name of a file
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be searched and read aloud
     "svg.hashsalt": "hatrack",  # the same figure gets the same ids
@@ -99,7 +100,7 @@ def slugs(names: list[str]) -> list[str]:
     """A file name for each name: plain letters and digits, no two the same."""
     result: list[str] = []
     for name in names:
-        slug = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "unnamed"
+        slug = re.sub(r"[^a-z0-9.]+", "-", name.lower())[:LONGEST].strip("-.") or "unnamed"
         unique, number = slug, 1
         while unique in result:
             number += 1

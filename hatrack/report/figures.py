@@ -13,7 +13,7 @@ from hatrack import metrics
 from hatrack.metrics import Matrix
 from hatrack.record import Record
 from hatrack.report.drawing import QUIET, STYLE, Drawing, Look, finish, ink_on, shade, slugs, task_colours
-from hatrack.report.tables import REFERENCES, Setting, ranking, ratios
+from hatrack.report.tables import REFERENCES, Setting, ranking, ratios, shorten
 
 LONGEST = 26  # letters of a name beside a line
 MOST = 20  # tasks that a matrix shows; of a longer sequence an even choice
@@ -74,7 +74,7 @@ def _lines(lines: dict[str, list[Matrix]], seen: dict[str, Look], title: str, le
     """A line per method: its mean over seeds in a band of one standard deviation, its name at the end."""
     tasks = len(next(iter(lines.values()))[0])
     inches = max(2.5, 0.22 * len(lines))  # the height of the axes: their names stand above each other
-    longest = max(len(_short(name, LONGEST)) for name in lines)
+    longest = max(len(shorten(name, LONGEST)) for name in lines)
     figure = Figure(figsize=(4.1 + 0.085 * longest, inches + 0.75), layout="constrained")
     axes = figure.add_subplot()
     ends = {}
@@ -121,7 +121,8 @@ def _name_ends(axes: Axes, ends: dict[str, float], seen: dict[str, Look], x: flo
             "relpos": (0, 0.5),
         }
         beside = axes.get_yaxis_transform()
-        axes.annotate(_short(name, LONGEST), (x, ends[name]), (1.07, place), textcoords=beside, va="center", arrowprops=line)
+        text = shorten(name, LONGEST)
+        axes.annotate(text, (x, ends[name]), (1.07, place), textcoords=beside, va="center", arrowprops=line)
 
 
 def apart(heights: list[float], gap: float, top: float) -> list[float]:
@@ -136,10 +137,6 @@ def apart(heights: list[float], gap: float, top: float) -> list[float]:
     return [min(level, most) + k * gap for k, level in enumerate(levels)]
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
 def _panel(label: str, height: float, low: float) -> tuple[Figure, Axes]:
     """One of several small figures of one size and one scale: accuracy from `low` (a fraction) to 100 %."""
     figure = Figure(figsize=(2.9, height))
@@ -148,7 +145,7 @@ def _panel(label: str, height: float, low: float) -> tuple[Figure, Axes]:
     axes.set_ylim(100 * low, 100 + 6 * (1 - low))  # room for the markers at 100 %
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
     axes.tick_params(labelsize=10, length=0)
-    axes.set_title(_short(label, 32), loc="left", fontsize=11, x=-0.13, pad=8)
+    axes.set_title(shorten(label, 32), loc="left", fontsize=11, x=-0.13, pad=8)
     axes.xaxis.label.set_fontsize(10)
     return figure, axes
 
@@ -224,11 +221,11 @@ def _matrix(setting: Setting, label: str) -> Figure:
     """The accuracy matrix as a heat map."""
     shown, low = chosen(len(setting.tasks)), lowest(setting)
     values = mean_matrix(setting.methods[label])[np.ix_(shown, shown)]
-    names = [_short(setting.tasks[k], 18) for k in shown]
+    names = [shorten(setting.tasks[k], 18) for k in shown]
     count = len(shown)
     figure = Figure(figsize=(1.6 + 0.52 * count, 1.7 + 0.36 * count), layout="constrained")
     axes = figure.add_subplot()
-    axes.set(xlim=(0, count), ylim=(count, 0), title=_short(label, 12 + 7 * count))
+    axes.set(xlim=(0, count), ylim=(count, 0), title=shorten(label, 12 + 7 * count))
     for (t, i), value in np.ndenumerate(values):
         back, ink = shade(value, low, faded=i > t)
         axes.fill_between([i, i + 1], t, t + 1, color=back, edgecolor="white", linewidth=1)

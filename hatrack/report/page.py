@@ -212,6 +212,8 @@ def _facts(setting: Setting) -> str:
     names = dict.fromkeys(name for record in setting.records for name in record.versions)
     kept = {name: sorted({str(record.versions.get(name, "?")) for record in setting.records}) for name in names}
     facts["versions"] = ", ".join(f"{name} {' / '.join(values)}" for name, values in kept.items())
+    if halved := [f"{r.spec['method']} seed {r.spec['seed']} {r.halvings}" for r in setting.records if r.halvings]:
+        facts["learning rates"] = "; ".join(halved)
     total = sum(float(record.seconds.get("total", 0)) for record in setting.records)
     facts["time"] = f"{total:,.1f} seconds for {counted(len(setting.records), 'run')} together"
     return f"<dl>{''.join(f'<dt>{clear(name)}</dt><dd>{clear(text)}</dd>' for name, text in facts.items())}</dl>"

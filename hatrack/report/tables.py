@@ -69,6 +69,10 @@ def printable(text: object) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
 
 
+def shorten(text: str, most: int = 1000) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def option_text(value: object) -> str:
     """An option's value as a user would write it: 300,300 or 0.05 or true."""
     if isinstance(value, list | tuple):
@@ -203,5 +207,11 @@ def csv_text(settings: Iterable[Setting]) -> str:
             values = [value for s in spreads for value in ((s.mean, s.std) if s else (None, None))]
             ratio = row.measures["forgetting_ratio"]
             reference = "yes" if row.reference else "no"
-            writer.writerow([setting.title, row.label, reference, len(row.seeds), *values, ratio.seeds if ratio else 0])
+            names = (_cell(setting.title), _cell(row.label))
+            writer.writerow([*names, reference, len(row.seeds), *values, ratio.seeds if ratio else 0])
     return out.getvalue()
+
+
+def _cell(name: str) -> str:
+    """A name that no spreadsheet takes for a formula."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@")) else name

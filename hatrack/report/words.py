@@ -127,5 +127,5 @@ def _changed(entry: Callable[..., Any], values: dict[str, Any]) -> list[str]:
 def _seeds(seeds: list[int]) -> list[str]:
     if len(seeds) == 1:
         return ["--seed", str(seeds[0])]
-    whole = seeds == list(range(seeds[0], seeds[-1] + 1))
+    whole = seeds[-1] - seeds[0] == len(seeds) - 1  # they rise
     return ["--seeds", f"{seeds[0]}-{seeds[-1]}" if whole else ",".join(map(str, seeds))]

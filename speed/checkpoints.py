@@ -1,0 +1,114 @@
+"""What saved states cost a run of AlexNet-HAT on the CPU: python -m speed.checkpoints [--epochs 2] [--rounds 1].
+
+First each kind of save by itself; then runs with and without saved states in turns (processor time of one thread, which
+other work on the machine hardly disturbs), and the share of a run's time that its saves take, the disk's time included.
+The runs are `hatrack run digits-and-clothes hat --network alexnet --data sample`, cut short.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hatrack import Method, Regime, Run, Task, Trainer, run
+from hatrack.checkpoint import Journal
+from hatrack.run import build
+
+MINUTES = 5.0  # the default of --save-every
+LIMIT = 0.02  # of the run time
+
+
+def seconds(work: Callable[[], object], times: int = 5) -> float:
+    """The median."""
+    found = []
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
+
+
+def single(spec: Run, folder: Path) -> dict[str, tuple[float, float]]:
+    """Seconds and megabytes of a step and of each kind of save, while the second task is learned."""
+    tasks, method = build(spec)
+    journal, found = Journal(folder / "one.part", spec.spec), dict[str, tuple[float, float]]()
+    trainer = Trainer(spec.regime)
+    method.learn(tasks[0], Trainer(Regime(epochs=1)))
+
+    def megabytes() -> float:
+        return max(file.stat().st_size for file in journal.folder.iterdir()) / 1e6
+
+    def fit(method: Method, task: Task, **how: Any) -> None:
+        course = trainer.start(method, task, **how)
+        start = time.perf_counter()
+        course.epoch()  # from now on it has a best state, which is saved as well
+        found["a step"] = (time.perf_counter() - start) / len(course.losses), 0.0
+        found["after a step, if nothing is saved"] = seconds(lambda: journal.tick(course), 10_000), 0.0
+        found["a fit under way"] = seconds(lambda: journal.keep(course)), megabytes()
+        journal.begin(2, method, trainer, {})
+        found["the beginning of a task"] = seconds(lambda: journal.begin(2, method, trainer, {})), megabytes()
+        found["the end of a fit"] = seconds(lambda: journal.keep(course, ended=True)), megabytes()
+
+    method.learn(tasks[1], fit)
+    return found
+
+
+def timed(spec: Run, out: Path | None) -> tuple[float, float]:
+    """Processor seconds of a run, and the share of its time that goes into saves."""
+    spent, begin, keep = [0.0], Journal.begin, Journal.keep
+
+    def watched(function: Callable[..., None]) -> Callable[..., None]:
+        def work(*args: Any, **how: Any) -> None:
+            start = time.perf_counter()
+            function(*args, **how)
+            spent[0] += time.perf_counter() - start
+
+        return work
+
+    Journal.begin, Journal.keep = watched(begin), watched(keep)  # type: ignore[method-assign]
+    start, processor = time.perf_counter(), time.process_time()
+    try:
+        run(spec, out, save_every=MINUTES)
+    finally:
+        Journal.begin, Journal.keep = begin, keep  # type: ignore[method-assign]
+    return time.process_time() - processor, spent[0] / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=2, help="per task; runs usually have many more")
+    parser.add_argument("--rounds", type=int, default=1, help="of runs with and without saved states")
+    parser.add_argument("--folder", type=Path, help="where states are written (default: the system's temporary folder)")
+    words = parser.parse_args()
+    torch.set_num_threads(1)
+    spec = Run(
+        "digits-and-clothes",
+        "hat",
+        network="alexnet",
+        benchmark_options={"data": "sample"},
+        regime=Regime(epochs=words.epochs, patience=words.epochs),
+    )
+    with tempfile.TemporaryDirectory(dir=words.folder) as place:
+        parts = single(spec, Path(place))
+        print(f"AlexNet-HAT, batch {spec.regime.batch}, one thread")
+        for name, (time_of, size) in parts.items():
+            print(f"{name:34s} {1e3 * time_of:10.4f} ms" + f" {size:7.1f} MB" * bool(size))
+        under_way = parts["a fit under way"][0] / (60 * MINUTES)
+        per_step = parts["after a step, if nothing is saved"][0] / parts["a step"][0]
+        task = parts["the beginning of a task"][0] + parts["the end of a fit"][0]
+        print(f"every {MINUTES:g} minutes: {under_way:.2%} of the time; after every step: {per_step:.5%}")
+        print(f"per task {task:.2f} s, which is {LIMIT:.0%} of a task of {task / LIMIT:.0f} s")
+        turns = [(timed(spec, None), timed(spec, Path(place) / str(k))) for k in range(words.rounds)]
+    for (without, _), (total, share) in turns:
+        print(
+            f"a run of 6 tasks: {without:.1f} s without saved states, {total:.1f} s with; {share:.2%} of the time in saves"
+        )
+
+
+if __name__ == "__main__":
+    main()
