@@ -314,14 +314,19 @@ def test_changes_are_for_one_fit():
 def batches(method, task, monkeypatch, regime, seed=0, fit=None):
     """The numbers of the examples of every step."""
     seen = []
-    take = Split.take
+    fetch, batch = Split.fetch, Split.batch
 
-    def spy(split, index, step, steps, batch):
-        seen.append((index.tolist(), int(step), int(steps)))
-        return take(split, index, step, steps, batch)
+    def fetched(split, index):
+        seen.append(index.tolist())
+        return fetch(split, index)
+
+    def made(split, parts, step, steps, size):
+        seen[-1] = (seen[-1], int(step), int(steps))
+        return batch(split, parts, step, steps, size)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Split, "take", spy)
+        patch.setattr(Split, "fetch", fetched)
+        patch.setattr(Split, "batch", made)
         method.learn(task, fit or Trainer(regime, seed=seed))
     return seen
 
