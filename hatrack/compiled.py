@@ -6,6 +6,7 @@ besides its inputs (parameters, buffers, data) is an input like the others. So t
 of two tasks, are one and the same list, and torch's compiler sees it once.
 """
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,6 +69,7 @@ def _compiled(graph: fx.GraphModule, inputs: list[Tensor]) -> Run:
         warnings.simplefilter("ignore")
         from torch._inductor.compile_fx import compile_fx  # takes seconds to import
 
+        logging.getLogger("torch._inductor.select_algorithm").setLevel(logging.ERROR)  # its remarks help no user
         return cast(Run, compile_fx(graph, inputs, config_patches=OPTIONS))
 
 
