@@ -7,21 +7,30 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from hatrack import __version__, data_commands, demo, listing
+from hatrack.arguments import (
+    DeviceOption,
+    EngineOption,
+    ParallelOption,
+    PrecisionOption,
+    SaveOption,
+    convert,
+    option,
+    parse_device,
+    parse_seeds,
+)
 from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
 from hatrack.checkpoint import Stopped
 from hatrack.fleet import carry_out
 from hatrack.graph import ENGINES, PRECISIONS
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
-from hatrack.options import Parameter, check_value, choose, nearest, parameters
+from hatrack.options import Parameter, choose, nearest, parameters
 from hatrack.progress import one_line
 from hatrack.regime import Regime
 from hatrack.report import report as make_report
@@ -98,13 +107,11 @@ def _resume(
     folder: Annotated[
         Path, typer.Argument(help="the folder of the records, as `run --out` named it, or the folder NAME.part of one run")
     ] = Path("runs"),
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda", metavar="NAME")] = "auto",
-    engine: Annotated[str, typer.Option(help="how steps run: auto, eager, compiled or recorded", metavar="NAME")] = "auto",
-    precision: Annotated[
-        str, typer.Option(help="of matrix products: tf32 (on a GPU), float32 or bfloat16", metavar="NAME")
-    ] = "tf32",
-    save_every: Annotated[float, typer.Option(help="minutes between saves of a run's state", metavar="N")] = 5.0,
-    parallel: Annotated[int, typer.Option(help="runs side by side: processes on a CPU, streams on a GPU", metavar="N")] = 1,
+    device: DeviceOption = "auto",
+    engine: EngineOption = "auto",
+    precision: PrecisionOption = "tf32",
+    save_every: SaveOption = 5.0,
+    parallel: ParallelOption = 1,
 ) -> None:
     """Go on with the runs in a folder that were stopped before their end."""
     runs, others = stopped_runs(folder)
@@ -170,7 +177,7 @@ def _run_command(words: Sequence[str]) -> Callable[..., None]:
         _run(benchmark, method, chosen, **values)
 
     fixed = list(inspect.signature(_run).parameters.values())
-    options = [_option(p, panel) for panel, known in groups.values() for p in known.values()]
+    options = [option(p, panel) for panel, known in groups.values() for p in known.values()]
     command.__signature__ = inspect.Signature([*fixed[:2], *fixed[3:], *options])  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in command.__signature__.parameters.values()}  # type: ignore[attr-defined]
     return command
@@ -185,13 +192,11 @@ def _run(
     seeds: Annotated[str | None, typer.Option(help="several seeds: 0-4, or 0,3,7", metavar="RANGE")] = None,
     out: Annotated[Path, typer.Option(help="where records go")] = Path("runs"),
     again: Annotated[bool, typer.Option("--again", help="run even if there is a record of this run")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda", metavar="NAME")] = "auto",
-    engine: Annotated[str, typer.Option(help="how steps run: auto, eager, compiled or recorded", metavar="NAME")] = "auto",
-    precision: Annotated[
-        str, typer.Option(help="of matrix products: tf32 (on a GPU), float32 or bfloat16", metavar="NAME")
-    ] = "tf32",
-    save_every: Annotated[float, typer.Option(help="minutes between saves of a run's state", metavar="N")] = 5.0,
-    parallel: Annotated[int, typer.Option(help="runs side by side: processes on a CPU, streams on a GPU", metavar="N")] = 1,
+    device: DeviceOption = "auto",
+    engine: EngineOption = "auto",
+    precision: PrecisionOption = "tf32",
+    save_every: SaveOption = 5.0,
+    parallel: ParallelOption = 1,
 ) -> None:
     if seed is not None and seeds is not None:
         raise ValueError("--seed and --seeds exclude each other")
@@ -217,70 +222,6 @@ def _carry_out(runs: Sequence[Run], out: Path, *, again: bool, parallel: int, **
     print(f"{len(records)} {'record' if len(records) == 1 else 'records'} in {out}; a page of them: hatrack report {out}")
     if there:
         print(f"{there} of them {'was' if there == 1 else 'were'} there already and not run again; --again does")
-
-
-def _option(parameter: Parameter, panel: str) -> inspect.Parameter:
-    """A parameter as an option: texts, so that all values are read and checked in one place."""
-    flag = "--" + parameter.name.replace("_", "-")
-    kind: Any = bool if parameter.type is bool else str
-    names = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag]
-    shown = ",".join(map(str, parameter.default)) if isinstance(parameter.default, tuple) else str(parameter.default)
-    text = f"{parameter.option.help} [{shown}]" if shown else parameter.option.help
-    info = typer.Option(*names, help=escape(text), metavar=_metavar(parameter), show_default=False, rich_help_panel=panel)
-    return inspect.Parameter(
-        parameter.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
-    )
-
-
-def _metavar(parameter: Parameter) -> str | None:
-    if parameter.choices:
-        return "|".join(map(str, parameter.choices))
-    if parameter.type is bool:
-        return None
-    return {int: "N", float: "NUMBER", str: "TEXT"}.get(parameter.type, "N,N,...")
-
-
-def convert(parameter: Parameter, text: Any) -> Any:
-    """The value that an option's text stands for; an error names the option, the value and what was expected."""
-    value = text
-    try:
-        if parameter.choices:
-            value = next((c for c in parameter.choices if str(c) == text), text)
-        elif get_origin(parameter.type) is tuple:
-            value = tuple(get_args(parameter.type)[0](part) for part in text.split(","))
-        elif parameter.type in (int, float):
-            value = parameter.type(text)
-        check_value(parameter, value)
-    except ValueError as error:
-        said = (
-            str(error) if parameter.name in str(error) else f"{parameter.name} must be {_metavar(parameter)}, not {text!r}"
-        )
-        raise ValueError("--" + said.replace(parameter.name, parameter.name.replace("_", "-"), 1)) from None
-    return value
-
-
-def parse_seeds(text: str) -> list[int]:
-    """0-4 or 0,3,7 or both."""
-    seeds: list[int] = []
-    try:
-        for part in text.split(","):
-            first, _, last = part.partition("-")
-            seeds += range(int(first), int(last or first) + 1)
-    except ValueError:
-        seeds = []
-    if not seeds:
-        raise ValueError(f"--seeds must be a range such as 0-4 or a list such as 0,3,7, not {text!r}")
-    return seeds
-
-
-def parse_device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise ValueError(f"--device must be auto, cpu or cuda, not {name!r}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: no GPU that torch can use was found; --device cpu works everywhere")
-    return name
 
 
 def _whose(said: str) -> str:

@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from hatrack.__main__ import main, parse_seeds
+from hatrack.__main__ import main
+from hatrack.arguments import parse_seeds
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS

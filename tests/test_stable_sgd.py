@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from hatrack import METHODS, Network, Regime, Run, Trainer
-from hatrack.__main__ import convert, main
+from hatrack.__main__ import main
+from hatrack.arguments import convert
 from hatrack.methods.stable_sgd import INGREDIENTS, StableSGD
 from hatrack.networks import mlp
 from hatrack.options import parameters
