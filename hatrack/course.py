@@ -15,7 +15,7 @@ from hatrack.evaluate import Evaluation
 from hatrack.feed import Feed, count_batches
 from hatrack.graph import Engine, Recorded, engine_for
 from hatrack.method import Method
-from hatrack.optimizers import Optimizer
+from hatrack.optimizers import Optimizer, clip
 from hatrack.regime import Pace, Regime
 from hatrack.seeds import generator, seeded
 from hatrack.split import Split, draw_crops
@@ -94,7 +94,7 @@ def make_step(method: Method, split: Split, regime: Regime, optimizers: Optimize
         with torch.no_grad():
             method.edit_grads(batch)
             if regime.clip:
-                nn.utils.clip_grad_norm_(optimizers.weights, regime.clip, foreach=True)
+                clip(optimizers.weights, regime.clip)
             optimizers.step()
             method.constrain()
         return loss.detach()

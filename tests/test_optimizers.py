@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hatrack import Regime
 from hatrack.formulas import FORMULAS
-from hatrack.optimizers import Optimizer
+from hatrack.optimizers import Optimizer, clip
 
 TORCH = {
     "sgd": torch.optim.SGD,
@@ -71,3 +71,19 @@ def test_the_state_is_there_from_the_beginning(kind, names):
         optimizer.step()
     assert {name: t.data_ptr() for name, t in optimizer.state[weight].items()} == places
     assert all(t.abs().sum() > 0 for t in optimizer.state[weight].values())
+
+
+@pytest.mark.parametrize("limit", [0.5, 100.0])
+def test_gradients_are_clipped_as_torch_clips_them(limit):
+    draw = torch.Generator().manual_seed(0)
+    mine, theirs = ([torch.nn.Parameter(torch.zeros(shape)) for shape in ((5, 4), (4,), (3,))] for _ in range(2))
+    for one, two in zip(mine[:2], theirs[:2], strict=True):  # the third has none
+        one.grad = torch.randn(one.shape, generator=draw)
+        two.grad = one.grad.clone()
+    norm = torch.nn.utils.clip_grad_norm_(theirs, limit)
+    assert (norm > limit) == (limit == 0.5)
+    with torch.no_grad():
+        clip(mine, limit)
+    for one, two in zip(mine[:2], theirs[:2], strict=True):
+        assert torch.equal(one.grad, two.grad)
+    assert mine[2].grad is None
