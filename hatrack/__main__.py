@@ -114,6 +114,8 @@ def _resume(
     parallel: ParallelOption = 1,
 ) -> None:
     """Go on with the runs in a folder that were stopped before their end."""
+    if not folder.is_dir():
+        raise ValueError(f"no folder {str(folder)!r}")
     runs, others = stopped_runs(folder)
     if not runs:
         raise ValueError("; ".join(others) or f"nothing in {folder} was stopped before its end")

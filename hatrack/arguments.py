@@ -7,10 +7,15 @@ import torch
 import typer
 from rich.markup import escape
 
+from hatrack.graph import PAYS
 from hatrack.options import Parameter, check_value
 
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda", metavar="NAME")]
-EngineOption = Annotated[str, typer.Option(help="how steps run: auto, eager, compiled or recorded", metavar="NAME")]
+ENGINE = (
+    "how steps run: eager; compiled (half a minute once, then faster); recorded (on a GPU); "
+    f"auto: recorded on a GPU, and compiled in fits of {PAYS:,} steps or more"
+)
+EngineOption = Annotated[str, typer.Option(help=ENGINE, metavar="NAME")]
 PrecisionOption = Annotated[
     str, typer.Option(help="of matrix products: tf32 (on a GPU), float32 or bfloat16", metavar="NAME")
 ]

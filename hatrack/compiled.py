@@ -7,13 +7,16 @@ of two tasks, are one and the same list, and torch's compiler sees it once.
 """
 
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import cast
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hatrack import formulas
 from hatrack.formulas import FORMULAS
@@ -25,16 +28,18 @@ OPTIONS = {
     "loop_ordering_after_fusion": False,  # in torch 2.11 it fails on updates of many weights at once
 }
 _known: dict[str, Run] = {}  # what was compiled so far, by its text
+_one_at_a_time = threading.Lock()
 
 
 class Compiled:
-    """`Compiled(f, size, changes)` is f, compiled for a first input of so many rows; with others f runs as it is.
+    """`Compiled(f, size)` is f, compiled for a first input of so many rows; with others f runs as it is.
 
-    To note the operations down f has to run, which is then undone: `changes` gives the tensors that f changes.
+    To note the operations down f has to run, and the compiled code is tried once; both are undone. `rule` is entered while
+    the operations are noted down, and may end that with an error.
     """
 
-    def __init__(self, function: Callable[..., Tensor], size: int, changes: Callable[[], list[Tensor]]) -> None:
-        self.function, self.size, self.changes = function, size, changes
+    def __init__(self, function: Run, size: int, rule: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self.function, self.size, self.rule = function, size, rule
         self.tensors: list[Tensor] = []  # all that f uses besides its inputs
         self.run: Run | None = None
         self.tried = False
@@ -52,12 +57,16 @@ class Compiled:
 
     def _compile(self, inputs: tuple[Tensor, ...]) -> None:
         try:
-            with undone(self.changes()), torch.enable_grad():
+            undone = Undone()  # type: ignore[no-untyped-call]
+            with _one_at_a_time, undone, torch.enable_grad(), self.rule():
                 graph, self.tensors = noted(self.function, inputs)
             everything = [*inputs, *self.tensors]
-            text = f"{graph.code}{_form(everything)}"
-            if text not in _known:
-                _known[text] = _compiled(graph, everything)
+            with _one_at_a_time, torch.autocast(inputs[0].device.type, enabled=False):  # it is noted down where it was on
+                text = f"{graph.code}{_form(everything)}"
+                if text not in _known:
+                    _known[text] = _compiled(graph, everything)
+                with restored([t for t in self.tensors if undone.wrote(t)]):
+                    _known[text](*everything)
             self.run = _known[text]
         except Exception as error:  # whatever a compiler may run into, the step can do without it
             reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -83,7 +92,7 @@ def noted(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[
         formulas.kept.clear()
     graph, tensors, places = module.graph, [], {}
     for node in reversed(graph.nodes):  # marks of the profiler, and what nobody reads
-        if node.op == "call_function" and not node.users and not _writes(node):
+        if node.op == "call_function" and not node.users and not _matters(node):
             graph.erase_node(node)
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     for node in [node for node in graph.nodes if node.op == "get_attr"]:
@@ -99,25 +108,30 @@ def noted(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[
     return module, tensors
 
 
-def _writes(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
+def _matters(node: fx.Node) -> bool:
+    """Does it write something, or draw random numbers?"""
+    schema, tags = getattr(node.target, "_schema", None), getattr(node.target, "tags", ())
+    return (schema is not None and schema.is_mutable) or torch.Tag.nondeterministic_seeded in tags
 
 
 def _form(tensors: Sequence[Tensor]) -> str:
-    """All that a compiled function may depend on besides its text: form, place, and which tensors share their memory."""
+    """All that compiled code may depend on besides its text: form, place, which tensors share memory and where in it, how
+    many threads there are."""
     memory = [t.untyped_storage().data_ptr() for t in tensors]
     forms = [
-        (t.shape, t.stride(), t.dtype, t.device, memory.index(m), t.data_ptr() % 16)
+        (t.shape, t.stride(), t.dtype, t.device, memory.index(m), t.storage_offset(), t.data_ptr() % 16 if t.is_cuda else 0)
         for t, m in zip(tensors, memory, strict=True)
     ]
-    return f"{forms} {torch.backends.cuda.matmul.allow_tf32}"
+    return f"{forms} {torch.backends.cuda.matmul.allow_tf32} {torch.get_num_threads()}"
+
+
+# What did not happen
 
 
 @contextmanager
-def undone(tensors: Sequence[Tensor]) -> Iterator[None]:
+def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
     """What happens within it to these tensors and to torch's random generators is undone at its end."""
-    gpu = any(t.is_cuda for t in tensors)
+    gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     before, cpu = [t.clone() for t in tensors], torch.get_rng_state()
     cuda = torch.cuda.get_rng_state() if gpu else None
     try:
@@ -129,3 +143,40 @@ def undone(tensors: Sequence[Tensor]) -> Iterator[None]:
         with torch.no_grad():
             for tensor, old in zip(tensors, before, strict=True):
                 tensor.copy_(old)
+
+
+class Undone(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The same for every tensor that an operation within it writes to."""
+
+    def __enter__(self) -> Self:
+        self.before: dict[int, tuple[Tensor, Tensor]] = {}  # by address: memory as bytes, and what was in it
+        self.others = restored([])
+        self.others.__enter__()
+        return cast(Self, super().__enter__())  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for memory, old in self.before.values():
+                memory.copy_(old)
+        self.others.__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | (kwargs or {})
+        for argument in func._schema.arguments if func._schema.is_mutable else ():
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in tree_leaves(given.get(argument.name)):
+                    self._note(tensor)
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, tensor: Tensor) -> None:
+        from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+        memory = tensor.untyped_storage()
+        if memory.nbytes() and memory.data_ptr() not in self.before:
+            with disable_proxy_modes_tracing():  # this is not to be noted down
+                seen = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(memory)
+                self.before[memory.data_ptr()] = seen, seen.clone()
+
+    def wrote(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self.before

@@ -12,11 +12,12 @@ from hatrack.checkpoint import random_state, set_random_state
 from hatrack.compiled import Compiled
 from hatrack.divergence import NOT_THE_RATE
 from hatrack.evaluate import Evaluation
-from hatrack.feed import Feed, count_batches
+from hatrack.feed import Feed, count_batches, cut
 from hatrack.graph import Engine, Recorded, engine_for
 from hatrack.method import Method
 from hatrack.optimizers import Optimizer, clip
 from hatrack.regime import Pace, Regime
+from hatrack.rules import watch_step
 from hatrack.seeds import generator, seeded
 from hatrack.split import Split, draw_crops
 from hatrack.states import misfit
@@ -120,6 +121,7 @@ class Course:
             raise ValueError(f"task {task.name!r}: the method has no parameter to train")
         device, batches = task.train.y.device, count_batches(len(task.train), regime.batch)
         compiled, record = engine_for(engine, device, batches * regime.epochs)
+        self.engine: Engine = "compiled" if compiled else "recorded" if record else "eager"  # the one that was chosen
         self.optimizers = Optimizers(regime, list(self.weights.values()), plain)
         crops = (
             torch.zeros(len(task.train), 3, dtype=torch.int64, device=task.train.y.device) if task.train.augment else None
@@ -129,7 +131,7 @@ class Course:
         self.step: Step = lambda index, number: self.learn_from(*self.feed.split.fetch(index), number)
         # The losses of the steps of an epoch. One form for tasks of about the same size, so that they are compiled once.
         self.losses = torch.zeros(2 ** max(10, batches.bit_length()), device=device)
-        self.count: Step = self._compiled(min(regime.batch, len(task.train))) if compiled else self._count
+        self.count: Step = self._compiled() if compiled else self._count
         if record:
             self.count = Recorded(self.count)
         self.validate = Evaluation(method, task.valid, record=record)
@@ -201,17 +203,15 @@ class Course:
         error.seen, error.may_be_the_rate = f"{where}: the {what}", not untouched
         return error
 
-    def _compiled(self, whole: int) -> Step:
+    def _compiled(self) -> Step:
         """The same; what is stored is fetched outside, so that the size of a data set makes no other form."""
+        whole = len(cut(torch.arange(len(self.task.train)), self.regime.batch)[0])
         fast = Compiled(
-            lambda *inputs: self.losses.index_copy_(0, inputs[-1], self.learn_from(*inputs).float()), whole, self._changes
+            lambda *inputs: self.losses.index_copy_(0, inputs[-1], self.learn_from(*inputs).float()),
+            whole,
+            lambda: watch_step(self.method, self.optimizers.all),
         )
         return lambda index, number: fast(*self.feed.split.fetch(index), number)
-
-    def _changes(self) -> list[Tensor]:
-        """All that a step changes."""
-        of_optimizer = [tensor for state in self.optimizers.main.state.values() for tensor in state.values()]
-        return [*self.method.state_dict().values(), *of_optimizer, self.losses]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that the rest of the fit depends on: tensors, and plain values. A fit that has diverged has none."""

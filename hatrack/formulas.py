@@ -19,13 +19,23 @@ kept: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}  # images and their patc
 # Optimizers: in torch each is one call for all weights
 
 
-def sgd(weights: list[Tensor], grads: list[Tensor], velocities: list[Tensor], *, lr: Tensor, **how: Any) -> None:
+def sgd(weights: list[Tensor], grads: list[Tensor], velocities: list[Tensor], *, lr: Tensor, **how: Any) -> Any:
     """SGD, with momentum perhaps, whose velocities exist from the beginning."""
+    if unusual(how):
+        return NotImplemented
     for number, (weight, grad) in enumerate(zip(weights, grads, strict=True)):
         step = grad + how["weight_decay"] * weight if how["weight_decay"] else grad
         if how["momentum"]:
             step = velocities[number].mul_(how["momentum"]).add_(step)
         weight.sub_(lr * step)
+    return None
+
+
+def unusual(how: dict[str, Any]) -> bool:
+    """Ways that an update may take and that are not spelled out here."""
+    return any(how.get(name) for name in ("dampening", "nesterov", "maximize", "amsgrad", "is_first_step")) or any(
+        how.get(name) is not None for name in ("grad_scale", "found_inf")
+    )
 
 
 def adam(
@@ -39,8 +49,10 @@ def adam(
     lr: Tensor,
     decoupled: bool = False,
     **how: Any,
-) -> None:
+) -> Any:
     """Adam; with decoupled decay AdamW."""
+    if unusual(how):
+        return NotImplemented
     one, two, decay = how["beta1"], how["beta2"], how["weight_decay"]
     for weight, grad, mean, square, step in zip(weights, grads, means, squares, steps, strict=True):
         if decay and decoupled:
@@ -50,10 +62,11 @@ def adam(
         square.mul_(two).addcmul_(grad, grad, value=1 - two)
         spread = (square / (1 - two**step)).sqrt() + how["eps"]
         weight.sub_(lr / (1 - one**step) * mean / spread)
+    return None
 
 
-def adamw(*args: Any, **how: Any) -> None:
-    adam(*args, decoupled=True, **how)
+def adamw(*args: Any, **how: Any) -> Any:
+    return adam(*args, decoupled=True, **how)
 
 
 def norms(tensors: list[Tensor], order: float = 2, dtype: torch.dtype | None = None) -> Any:

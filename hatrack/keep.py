@@ -126,6 +126,8 @@ def load(path: Path | str, trunk: nn.Module, *, method: type[Method] | None = No
     is the class if it is one of your own. Anything that does not fit, and any task that has changed, is a ValueError.
     """
     path = Path(path)
+    if not isinstance(trunk, nn.Module):
+        raise TypeError(f"the trunk must be an nn.Module, not {type(trunk).__name__}")
     kept, words = _read(path)
     state = {name.removeprefix("state."): value for name, value in kept.items() if name.startswith("state.")}
     kind = _class(path, words["method"], method)

@@ -39,6 +39,11 @@ def _noted(learn: Callable[[Any, Task, Fit], None]) -> Callable[[Any, Task, Fit]
 
     @functools.wraps(learn)
     def noted(self: "Method", task: Task, fit: Fit) -> None:
+        if self.history.get(task.index, task.name) != task.name:
+            raise ValueError(
+                f"task {task.index} is {self.history[task.index]!r}, which has been learned, and {task.name!r} would take "
+                f"its place: net.add_task gives it a number of its own; forget_name({task.index}) gives up the old one"
+            )
         before = {key: value.clone() for key, value in self.state_dict().items()}
         try:
             learn(self, task, fit)
@@ -145,6 +150,9 @@ class Method(nn.Module):
     @torch.no_grad()
     def predict(self, images: Any, task: TaskId) -> Tensor:
         """The classes of raw images of a task: uint8, or float in the units of the task's own data; not normalised."""
+        if isinstance(task, int) and self.history and task not in self.history:
+            self.net.known(task)
+            raise ValueError(f"task {task} has not been learned; learned are {', '.join(map(str, self.history))}")
         mode = self.training
         raw = channels_first("images", torch.as_tensor(images, device=self.net.example.device))
         classes: Tensor = self.eval()(self.net.see(raw, task), task).argmax(1)

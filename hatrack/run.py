@@ -164,7 +164,8 @@ def run(
             error.args = (f"{spec.method} seed {spec.seed}, {error}{kept}",)  # one of many, perhaps
             raise
         record.versions |= versions(device)
-        record.versions |= {"engine": engine, "precision": precision}
+        used = precision if torch.device(device).type == "cuda" else "float32"
+        record.versions |= {"engine": " and ".join(sorted(trainer.engines)) or "none", "precision": used}
         if journal:
             record.save(journal.folder.parent)
             journal.remove()
@@ -186,9 +187,11 @@ def stopped_runs(out: Path) -> tuple[list[Run], list[str]]:
         except (ValueError, TypeError, KeyError, AttributeError):
             same = False
         if not journal.spec:
-            others.append(f"{journal.folder} holds no state that can be used")
+            others.append(f"{journal.folder} holds no state that can be used; remove it to start anew")
         elif not same:
-            others.append(f"{journal.folder} was begun by another version or with other data: it can't go on")
+            others.append(
+                f"{journal.folder} can't go on: it was renamed, or was begun by another version or with other data"
+            )
         elif blocked := journal.blocked:
             others.append(blocked)
         else:

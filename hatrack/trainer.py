@@ -64,6 +64,7 @@ class Trainer:
         self.watch = watch  # check that every step obeys the rule of the step (slow; for tests of methods)
         self.journal: Journal | None = None  # where the state of fits is saved
         self.fits: list[Fitted] = []
+        self.engines: set[str] = set()  # those that fits had
         self.past: WeakKeyDictionary[Method, Past] = WeakKeyDictionary()
 
     def start(self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any) -> Course:
@@ -78,11 +79,12 @@ class Trainer:
         engine: Engine = "eager" if self.watch else self.engine
         course = Course(method, task, regime, plain or {}, derive(self.seed, "task", task.index, "fit", number), engine)
         for name, parameter in course.weights.items() if regime.keep_state else ():
-            if name in past.kept:
+            if name in past.kept and past.kept[name].keys() == course.optimizers.main.state[parameter].keys():
                 course.optimizers.main.state[parameter] = {k: v.clone() for k, v in past.kept[name].items()}
         if self.watch:
             course.step = watched(course.step, method, course.optimizers.all)
         self.fits.append(course.fitted)
+        self.engines.add(course.engine)
         return course
 
     def __call__(

@@ -13,7 +13,7 @@ from hatrack.networks import NETWORKS
 from hatrack.options import parameters
 from hatrack.record import Record
 from hatrack.regime import Regime
-from hatrack.run import Run
+from hatrack.run import Run, run
 
 SHORT = ["--data", "sample", "--epochs", "1", "--batch", "100", "--widths", "10", "--train-examples", "100"]
 
@@ -163,3 +163,14 @@ def test_seeds():
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_nothing_to_go_on_with(tmp_path, capsys):
+    assert main(["resume", str(tmp_path / "nowhere")]) == 2
+    assert "no folder" in capsys.readouterr().err
+
+
+def test_a_record_says_how_its_steps_ran(tmp_path):
+    spec = Run("smnist", "sgd", benchmark_options={"data": "sample"}, regime=Regime(epochs=1))
+    assert run(spec, tmp_path).versions["engine"] == "eager"
+    assert Record.load(tmp_path / f"{spec.name}.json").versions["precision"] == "float32"

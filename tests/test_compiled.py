@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from hatrack import METHODS, Regime, Trainer, compiled
+from hatrack import METHODS, Method, Regime, Trainer, compiled
 from hatrack.compiled import Compiled, noted
 from hatrack.graph import can_compile
 from tests.test_contract import ISOLATED, OPTIMIZERS, learn, logits, make
@@ -81,7 +81,7 @@ def test_noting_down_changes_nothing(as_noted):
             return count.add_(1)
 
     torch.manual_seed(0)
-    fast = Compiled(step, 3, lambda: [weight.detach(), count])
+    fast = Compiled(step, 3)
     fast(torch.full((3,), 2.0))
     torch.manual_seed(0)
     assert torch.equal(weight.detach(), 1 - 2 * torch.rand(3))
@@ -103,7 +103,7 @@ def test_what_can_t_be_compiled_runs_as_it_is(monkeypatch):
         raise RuntimeError("no compiler\nat all")
 
     monkeypatch.setattr(compiled, "_compiled", fail)
-    fast = Compiled(lambda x: x + 1, 1, list)
+    fast = Compiled(lambda x: x + 1, 1)
     with pytest.warns(UserWarning, match="steps are not compiled: no compiler$"):
         assert fast(torch.ones(1)) == 2
     assert fast(torch.ones(1)) == 2
@@ -112,10 +112,114 @@ def test_what_can_t_be_compiled_runs_as_it_is(monkeypatch):
 def test_a_batch_of_another_size_runs_as_it_is(as_noted):
     """Even if it comes first, as it may when a run goes on."""
     seen = []
-    fast = Compiled(lambda x: seen.append(len(x)) or x.sum(), 3, list)
+    fast = Compiled(lambda x: seen.append(len(x)) or x.sum(), 3)
     for size in (2, 3, 3, 2):
         assert fast(torch.ones(size)) == size
     assert seen == [2, 3, 2], "of size 3 the first was noted down, and the second need not run"
+
+
+def test_code_that_fails_when_it_runs_is_not_used(monkeypatch):
+    def broken(*inputs):
+        weight.zero_()
+        raise TypeError("expected Tensor() for op")
+
+    monkeypatch.setattr(compiled, "_compiled", lambda graph, inputs: broken)
+    monkeypatch.setattr(compiled, "_known", {})
+    weight = torch.ones(2)
+    fast = Compiled(lambda x: weight.add_(x), 2)
+    with pytest.warns(UserWarning, match="steps are not compiled: expected Tensor"):
+        fast(torch.ones(2))
+    assert weight.tolist() == [2, 2], "as if the failed attempt had not been"
+
+
+class Counting(Method):
+    """Changes a tensor that is in no state, and a row of a table that it has views of."""
+
+    def __init__(self, net):
+        super().__init__(net)
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+        self.register_buffer("bank", torch.zeros(3, 4))
+        self.rows, self.row = [self.bank[k] for k in range(3)], 0
+
+    def learn(self, task, fit):
+        self.row = task.index
+        fit(self, task)
+
+    def loss(self, batch):
+        return super().loss(batch) * (1 + self.calls) + 0 * self.bank.sum()
+
+    def constrain(self):
+        self.calls.add_(0.1)
+        self.rows[self.row].add_(1)
+
+
+@needs_a_compiler
+def test_tensors_in_no_state_and_views_of_one_memory():
+    found = []
+    for engine in ("eager", "compiled"):
+        tasks = toy_tasks(3)
+        method = Counting(make("sgd", tasks).net)
+        learn(method, tasks, Trainer(Regime(epochs=2, batch=16, lr=0.01), engine=engine))
+        found.append(method)
+    assert found[0].bank[:, 0].tolist() == [6, 6, 6]
+    assert found[1].calls == found[0].calls
+    assert_close(*found)
+
+
+class Reads(Method):
+    """Breaks the rule of the step: its steps depend on a value."""
+
+    def loss(self, batch):
+        return super().loss(batch) * (1.0 if float(self.net.heads[0].bias[0].detach()) < 100 else 2.0)
+
+
+class Counts(Method):
+    """Breaks it too: a Python number changes."""
+
+    steps = 0
+
+    def loss(self, batch):
+        self.steps += 1
+        return super().loss(batch) / self.steps
+
+
+@pytest.mark.parametrize(("kind", "reason"), [(Reads, "reads a tensor's value"), (Counts, "rebinds something")])
+def test_a_step_that_breaks_the_rule_is_not_compiled(kind, reason, as_noted):
+    tasks = toy_tasks(1)
+    method = kind(make("sgd", tasks).net)
+    with pytest.warns(UserWarning, match=f"steps are not compiled: the step {reason}"):
+        learn(method, tasks, Trainer(Regime(epochs=2, batch=16), engine="compiled"))
+
+
+def test_random_numbers_that_nobody_uses_are_drawn_all_the_same():
+    def step(x):
+        torch.rand(3)
+        return x + torch.rand(1)
+
+    graph, _ = noted(step, (torch.zeros(1),))
+    torch.manual_seed(0)
+    expected = step(torch.zeros(1))
+    torch.manual_seed(0)
+    assert graph(torch.zeros(1)) == expected
+
+
+def test_one_example_more_than_a_batch(as_noted):
+    """They are one batch, and it is compiled."""
+    tasks = toy_tasks(1, train=17, valid=0.0)
+    learn(make("sgd", tasks), tasks, Trainer(Regime(epochs=1, batch=16), engine="compiled"))
+    assert len(compiled._known) == 1
+
+
+def test_the_form_knows_all_that_code_depends_on():
+    memory = torch.zeros(8)
+    one, two = ([memory, memory[k : k + 4]] for k in (0, 4))
+    assert compiled._form(one) != compiled._form(two)
+    number, before = torch.get_num_threads(), compiled._form(one)
+    torch.set_num_threads(number + 1)
+    try:
+        assert compiled._form(one) != before
+    finally:
+        torch.set_num_threads(number)
 
 
 @needs_a_compiler

@@ -1,6 +1,7 @@
 """What every method must do, run for every entry of METHODS by itself."""
 
 import copy
+import dataclasses
 import inspect
 from pathlib import Path
 
@@ -326,3 +327,30 @@ def test_what_is_remembered_is_no_part_of_a_graph(name):
     learn(method, tasks)
     assert not [key for key, buffer in method.named_buffers() if buffer.requires_grad]
     copy.deepcopy(method)
+
+
+@every_method
+def test_another_task_does_not_take_the_place_of_a_finished_one_by_mistake(name):
+    tasks = toy_tasks(2)
+    method = make(name, tasks)
+    learn(method, tasks[:1])
+    answers = logits(method, tasks[0])
+    other = dataclasses.replace(toy_tasks(1, seed=5)[0], name="other")
+    with pytest.raises(ValueError, match=r"task 0 is 'toy 0', which has been learned, and 'other' would take its place"):
+        learn(method, [other])
+    assert torch.equal(logits(method, tasks[0]), answers)
+    method.forget_name(0)
+    learn(method, [other])
+    assert method.history == {0: "other"}
+
+
+def test_a_task_that_was_not_learned_has_no_predictions():
+    tasks = toy_tasks(2)
+    method = make("hat", tasks)
+    learn(method, tasks[:1])
+    images = tasks[0].test.x[:2]
+    assert len(method.predict(images, 0)) == 2
+    with pytest.raises(ValueError, match="task 1 has not been learned; learned are 0"):
+        method.predict(images, 1)
+    with pytest.raises(IndexError, match="no task 2"):
+        method.predict(images, 2)

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hatrack import Regime
 from hatrack.formulas import FORMULAS
-from hatrack.optimizers import Optimizer, clip
+from hatrack.optimizers import Optimizer, clip, fusable
 
 TORCH = {
     "sgd": torch.optim.SGD,
@@ -88,3 +88,29 @@ def test_gradients_are_clipped_as_torch_clips_them(limit):
     for one, two in zip(mine[:2], theirs[:2], strict=True):
         assert torch.equal(one.grad, two.grad)
     assert mine[2].grad is None
+
+
+@pytest.mark.parametrize("kind", TORCH)
+def test_a_weight_that_is_a_part_of_something_larger(kind):
+    """Torch's fused updates would write beside it."""
+    memory = torch.ones(8, 32)
+    mine, theirs = torch.nn.Parameter(memory[:, :16]), torch.nn.Parameter(torch.ones(8, 16))
+    assert not fusable(mine)
+    regime = Regime(optimizer=kind, lr=0.02, weight_decay=0.1, momentum=0.8)
+    optimizer, expected = Optimizer(regime, [mine], torch.full((), 0.02)), TORCH[kind]([theirs], lr=0.02, weight_decay=0.1)
+    for step in range(3):
+        mine.grad = torch.full((8, 16), step + 1.0)
+        theirs.grad = mine.grad.clone()
+        expected.step()
+        with torch.no_grad():
+            optimizer.step()
+    torch.testing.assert_close(mine, theirs)
+    assert (memory[:, 16:] == 1).all()
+
+
+def test_what_is_fused():
+    weight = torch.zeros(2, 3, 4, 4)
+    assert fusable(weight)
+    assert fusable(weight.contiguous(memory_format=torch.channels_last))
+    assert not fusable(weight.bfloat16())
+    assert not fusable(weight[:, :, ::2])

@@ -494,3 +494,11 @@ def test_weights_that_the_very_last_step_spoiled_are_noticed():
     # one step: its loss is finite, what it leaves is not
     with pytest.raises(Diverged):
         Method(mlp()).learn(toy_tasks(1)[0], Trainer(Regime(lr=1e38, clip=0.0, epochs=1, batch=1000)))
+
+
+def test_a_kept_state_of_another_optimizer_is_not_used():
+    tasks = toy_tasks(2)
+    method, fit = Method(mlp()), Trainer(Regime(epochs=1, optimizer="momentum", keep_state=True))
+    method.learn(tasks[0], fit)
+    fit(method, tasks[1], optimizer="adam")
+    assert "exp_avg" in fit.past[method].kept["net.heads.1.weight"]
