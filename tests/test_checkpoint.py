@@ -109,6 +109,7 @@ def test_a_killed_process_goes_on(tmp_path, capsys):
     out = tmp_path / "killed"
     process = start(out, "--save-every", "0.0001")
     wait_for(out, "fit")
+    process.send_signal(signal.SIGSTOP)  # it lives, but does not come to its end before the others have tried
     second = start(out)
     assert main(["resume", str(out), "--device", "cpu"]) == 2
     assert "is being run by another process" in capsys.readouterr().err
