@@ -15,6 +15,7 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, fx
+from torch.random import fork_rng
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -44,6 +45,10 @@ class Compiled:
         self.run: Run | None = None
         self.tried = False
 
+    @property
+    def failed(self) -> bool:
+        return self.tried and self.run is None
+
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> Tensor:
         whole = len(inputs[0]) == self.size
@@ -58,14 +63,14 @@ class Compiled:
     def _compile(self, inputs: tuple[Tensor, ...]) -> None:
         try:
             undone = Undone()  # type: ignore[no-untyped-call]
-            with _one_at_a_time, undone, torch.enable_grad(), self.rule():
+            with _one_at_a_time, fork_rng(), undone, torch.enable_grad(), self.rule():
                 graph, self.tensors = noted(self.function, inputs)
             everything = [*inputs, *self.tensors]
             with _one_at_a_time, torch.autocast(inputs[0].device.type, enabled=False):  # it is noted down where it was on
                 text = f"{graph.code}{_form(everything)}"
                 if text not in _known:
                     _known[text] = _compiled(graph, everything)
-                with restored([t for t in self.tensors if undone.wrote(t)]):
+                with fork_rng(), restored([t for t in self.tensors if undone.wrote(t)]):
                     _known[text](*everything)
             self.run = _known[text]
         except Exception as error:  # whatever a compiler may run into, the step can do without it
@@ -130,19 +135,13 @@ def _form(tensors: Sequence[Tensor]) -> str:
 
 @contextmanager
 def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """What happens within it to these tensors and to torch's random generators is undone at its end."""
-    gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    before, cpu = [t.clone() for t in tensors], torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state() if gpu else None
+    """What happens within it to these tensors is undone at its end."""
+    before = [t.clone() for t in tensors]
     try:
         yield
     finally:
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda)
-        with torch.no_grad():
-            for tensor, old in zip(tensors, before, strict=True):
-                tensor.copy_(old)
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(old)
 
 
 class Undone(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -150,8 +149,6 @@ class Undone(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         self.before: dict[int, tuple[Tensor, Tensor]] = {}  # by address: memory as bytes, and what was in it
-        self.others = restored([])
-        self.others.__enter__()
         return cast(Self, super().__enter__())  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
@@ -159,7 +156,6 @@ class Undone(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for memory, old in self.before.values():
                 memory.copy_(old)
-        self.others.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | (kwargs or {})

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +49,7 @@ class Fitted:
     task: int
     epochs: list[Epoch] = field(default_factory=list)
     best: int = 0  # the epoch whose weights were kept
+    engine: str = "eager"  # how the steps ran
     halved: int = 0  # how often the fit diverged and began again with half the learning rate
 
 
@@ -121,7 +123,6 @@ class Course:
             raise ValueError(f"task {task.name!r}: the method has no parameter to train")
         device, batches = task.train.y.device, count_batches(len(task.train), regime.batch)
         compiled, record = engine_for(engine, device, batches * regime.epochs)
-        self.engine: Engine = "compiled" if compiled else "recorded" if record else "eager"  # the one that was chosen
         self.optimizers = Optimizers(regime, list(self.weights.values()), plain)
         crops = (
             torch.zeros(len(task.train), 3, dtype=torch.int64, device=task.train.y.device) if task.train.augment else None
@@ -131,12 +132,13 @@ class Course:
         self.step: Step = lambda index, number: self.learn_from(*self.feed.split.fetch(index), number)
         # The losses of the steps of an epoch. One form for tasks of about the same size, so that they are compiled once.
         self.losses = torch.zeros(2 ** max(10, batches.bit_length()), device=device)
-        self.count: Step = self._compiled() if compiled else self._count
+        self.fast = self._compiled() if compiled else None
+        self.count: Step = self._count
         if record:
-            self.count = Recorded(self.count)
+            self.count = Recorded(self._count)
         self.validate = Evaluation(method, task.valid, record=record)
         self.pace = Pace(regime)
-        self.fitted = Fitted(task.index)
+        self.fitted = Fitted(task.index, engine="compiled" if compiled else "recorded" if record else "eager")
         self.best: dict[str, Tensor] = {}
         self.place = 0  # how many steps of the present epoch are done
         self.taken_up: dict[str, Tensor] = {}  # the state of the generators, if the fit goes on within an epoch
@@ -183,7 +185,12 @@ class Course:
         return math.fsum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
 
     def _count(self, index: Tensor, number: Tensor) -> Tensor:
-        return self.losses.index_copy_(0, number, self.step(index, number).float())
+        if self.fast:
+            return self.fast(*self.feed.split.fetch(index), number)
+        return self._keep(self.step(index, number), number)
+
+    def _keep(self, loss: Tensor, number: Tensor) -> Tensor:
+        return self.losses.index_copy_(0, number, loss.float())
 
     def _read_losses(self) -> list[float]:
         """Of the steps of this epoch so far; an error if one is not finite."""
@@ -203,15 +210,11 @@ class Course:
         error.seen, error.may_be_the_rate = f"{where}: the {what}", not untouched
         return error
 
-    def _compiled(self) -> Step:
-        """The same; what is stored is fetched outside, so that the size of a data set makes no other form."""
+    def _compiled(self) -> Compiled:
+        """The step from what was fetched on, so that the size of a data set makes no other form."""
         whole = len(cut(torch.arange(len(self.task.train)), self.regime.batch)[0])
-        fast = Compiled(
-            lambda *inputs: self.losses.index_copy_(0, inputs[-1], self.learn_from(*inputs).float()),
-            whole,
-            lambda: watch_step(self.method, self.optimizers.all),
-        )
-        return lambda index, number: fast(*self.feed.split.fetch(index), number)
+        rule = partial(watch_step, self.method, self.optimizers.all)
+        return Compiled(lambda *inputs: self._keep(self.learn_from(*inputs), inputs[-1]), whole, rule)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that the rest of the fit depends on: tensors, and plain values. A fit that has diverged has none."""
@@ -243,6 +246,8 @@ class Course:
         self.losses.copy_(kept["losses"])
         self.fitted.epochs[:] = [Epoch(*epoch) for epoch in words["fitted"]["epochs"]]
         self.fitted.best, self.fitted.halved = words["fitted"]["best"], words["fitted"]["halved"]
+        if words.get("ended"):
+            self.fitted.engine = words["fitted"]["engine"]
         vars(self.pace).update(words["pace"])
         self.place = words["place"]
         self.taken_up = kept if self.place else {}
@@ -259,5 +264,7 @@ class Course:
                 value.copy_(self.best[key])
         self.optimizers.zero_grad()
         self.method.eval()
+        if self.fast and self.fast.failed:
+            self.fitted.engine = "recorded" if isinstance(self.count, Recorded) else "eager"
         self.count, self.validate.add = self._count, self.validate._add  # what was recorded gives its memory back
         return self.fitted

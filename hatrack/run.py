@@ -165,7 +165,8 @@ def run(
             raise
         record.versions |= versions(device)
         used = precision if torch.device(device).type == "cuda" else "float32"
-        record.versions |= {"engine": " and ".join(sorted(trainer.engines)) or "none", "precision": used}
+        engines = sorted({fitted.engine for fitted in trainer.fits})
+        record.versions |= {"engine": " and ".join(engines) or "none", "precision": used}
         if journal:
             record.save(journal.folder.parent)
             journal.remove()

@@ -36,7 +36,9 @@ def check(kind: str, words: Mapping[str, Any]) -> None:
 
 def _fitted(where: str, value: Any, tasks: int = 2**40) -> None:
     task = schema.number(0, tasks - 1, whole=True)
-    schema.fields({"task": task, "epochs": schema.items(_epoch), "best": WHOLE, "halved": WHOLE}, closed=True)(where, value)
+    schema.fields(
+        {"task": task, "epochs": schema.items(_epoch), "best": WHOLE, "engine": schema.line, "halved": WHOLE}, closed=True
+    )(where, value)
     schema.number(0, max(1, len(value["epochs"])) - 1, whole=True)(f"{where}.best", value["best"])
 
 

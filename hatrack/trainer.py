@@ -64,7 +64,6 @@ class Trainer:
         self.watch = watch  # check that every step obeys the rule of the step (slow; for tests of methods)
         self.journal: Journal | None = None  # where the state of fits is saved
         self.fits: list[Fitted] = []
-        self.engines: set[str] = set()  # those that fits had
         self.past: WeakKeyDictionary[Method, Past] = WeakKeyDictionary()
 
     def start(self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any) -> Course:
@@ -84,7 +83,6 @@ class Trainer:
         if self.watch:
             course.step = watched(course.step, method, course.optimizers.all)
         self.fits.append(course.fitted)
-        self.engines.add(course.engine)
         return course
 
     def __call__(

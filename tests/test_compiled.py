@@ -187,8 +187,10 @@ class Counts(Method):
 def test_a_step_that_breaks_the_rule_is_not_compiled(kind, reason, as_noted):
     tasks = toy_tasks(1)
     method = kind(make("sgd", tasks).net)
+    fit = Trainer(Regime(epochs=2, batch=16), engine="compiled")
     with pytest.warns(UserWarning, match=f"steps are not compiled: the step {reason}"):
-        learn(method, tasks, Trainer(Regime(epochs=2, batch=16), engine="compiled"))
+        learn(method, tasks, fit)
+    assert [fitted.engine for fitted in fit.fits] == ["eager"], "what a record will say"
 
 
 def test_random_numbers_that_nobody_uses_are_drawn_all_the_same():

@@ -499,7 +499,7 @@ def test_a_disk_that_fills_up_when_a_report_is_made(step, tmp_path):
 def test_a_disk_that_fills_up_when_a_method_is_saved(tmp_path):
     model(tmp_path)
     path = tmp_path / "model.safetensors"
-    method = hatrack.load(path, TRUNK())
+    method = hatrack.load(path, trunk())
     for calls in range(3):
         before = contents(tmp_path)
         with Disk(tmp_path, calls).attached(), pytest.raises(OSError, match="No space left on device"):
@@ -507,7 +507,7 @@ def test_a_disk_that_fills_up_when_a_method_is_saved(tmp_path):
         assert contents(tmp_path) == before
 
 
-def TRUNK() -> torch.nn.Module:  # noqa: N802
+def trunk() -> torch.nn.Module:
     return hatrack.networks.mlp((1, 4, 4), widths=(24, 24), dropout=0.2, input_dropout=0.1)
 
 
