@@ -24,9 +24,10 @@ from hatrack.formulas import FORMULAS
 
 Run = Callable[..., Tensor]
 OPTIONS = {
-    "fallback_random": True,  # the same random numbers as without compiling
+    "fallback_random": True,  # torch's own generators: as without compiling, and a saved state holds them
     "max_pointwise_cat_inputs": 64,  # the norms of all gradients in one kernel
-    "loop_ordering_after_fusion": False,  # in torch 2.11 it fails on updates of many weights at once
+    "deterministic": True,  # what is chosen by a stopwatch may round otherwise the next time
+    "comprehensive_padding": False,  # it makes copies of the patches of images
 }
 _known: dict[str, Run] = {}  # what was compiled so far, by its text
 _one_at_a_time = threading.Lock()
@@ -61,6 +62,7 @@ class Compiled:
         return self.run(*inputs, *self.tensors)
 
     def _compile(self, inputs: tuple[Tensor, ...]) -> None:
+        inputs = tuple(t.clone() for t in inputs)  # not views of something, which are other forms
         try:
             undone = Undone()  # type: ignore[no-untyped-call]
             with _one_at_a_time, fork_rng(), undone, torch.enable_grad(), self.rule():
@@ -84,7 +86,9 @@ def _compiled(graph: fx.GraphModule, inputs: list[Tensor]) -> Run:
         from torch._inductor.compile_fx import compile_fx  # takes seconds to import
 
         logging.getLogger("torch._inductor.select_algorithm").setLevel(logging.ERROR)  # its remarks help no user
-        return cast(Run, compile_fx(graph, inputs, config_patches=OPTIONS))
+        lists = any("_foreach_" in str(node.target) for node in graph.graph.nodes)
+        options = OPTIONS | {"loop_ordering_after_fusion": not lists}  # torch 2.11 fails on operations on lists of tensors
+        return cast(Run, compile_fx(graph, inputs, config_patches=options))
 
 
 def noted(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[fx.GraphModule, list[Tensor]]:
@@ -94,7 +98,7 @@ def noted(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[
     try:
         module = make_fx(lambda *given: function(*given), decomposition_table=FORMULAS)(*inputs)
     finally:
-        formulas.kept.clear()
+        formulas.seen.clear()
     graph, tensors, places = module.graph, [], {}
     for node in reversed(graph.nodes):  # marks of the profiler, and what nobody reads
         if node.op == "call_function" and not node.users and not _matters(node):

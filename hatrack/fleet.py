@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from hatrack.checkpoint import Stopped, stopping
-from hatrack.graph import Engine, Precision
+from hatrack.graph import Engine, Precision, numbers
 from hatrack.progress import Display, describe, one_line
 from hatrack.record import Record
 from hatrack.run import Run, journal_of, run
@@ -62,7 +62,8 @@ def carry_out(
                 for item in work:
                     item()
             elif torch.device(device).type == "cuda":
-                side_by_side(work, torch.device(device), workers)
+                with numbers(precision, torch.device(device)):  # until the last is done: it holds for all threads
+                    side_by_side(work, torch.device(device), workers)
             else:
                 Team(todo, how, display, found).work(workers)
         except Stopped as error:

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 aten = torch.ops.aten
 NARROW = 2**24  # products of numbers in a matrix product: up to here a narrow one is quicker as plain sums
-PATCHES = 2**25  # numbers in all patches of a batch of images: above it they would take too much memory
 FEW = 4  # channels of an image, for which convolutions have no good kernels
-kept: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}  # images and their patches, while a step is noted down
+PATCHES = 2**25  # numbers in all patches of a batch of images: above it they would take too much memory
+seen: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}  # images and their patches, while a step is noted down
 
 
 # Optimizers: in torch each is one call for all weights
@@ -74,6 +74,16 @@ def norms(tensors: list[Tensor], order: float = 2, dtype: torch.dtype | None = N
     return [t.square().sum().sqrt() for t in tensors] if order == 2 and dtype is None else NotImplemented
 
 
+def scaled(tensors: list[Tensor], by: Tensor) -> None:
+    for tensor in tensors:
+        tensor.mul_(by)
+
+
+def counted(tensors: list[Tensor], by: float) -> None:
+    for tensor in tensors:
+        tensor.add_(by)
+
+
 # Products
 
 
@@ -91,7 +101,7 @@ def sums(x: Tensor, weight: Tensor) -> Tensor:
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], *how: Any) -> Any:
     """Images have few channels; what comes out has its channels last in memory, as later layers like it."""
-    if few(x, weight, padding, *how):
+    if few(x, weight, *how):
         return by_patches(x, weight, bias, stride, padding)
     if mixed(x, weight):
         last = weight.contiguous(memory_format=torch.channels_last)
@@ -104,15 +114,16 @@ def convolution_backward(
 ) -> Any:
     """The same on the way back; the gradient of an image nobody needs."""
     *rest, wanted = how
-    if not wanted[0] and few(x, weight, padding, *rest):
-        return None, by_patches_backward(grad, x, weight, stride, padding), grad.sum((0, 2, 3)) if wanted[2] else None
+    if not wanted[0] and few(x, weight, *rest):
+        rows = rows_of(grad)
+        return None, by_patches_backward(rows, x, weight, stride, padding), rows.sum(0) if wanted[2] else None
     if mixed(x, weight):
         last = weight.contiguous(memory_format=torch.channels_last)
         return aten.convolution_backward.default(grad, x, last, bias, stride, padding, *how)
     return NotImplemented
 
 
-def few(x: Tensor, weight: Tensor, padding: list[int], dilation: list[int], transposed: bool, _: Any, groups: int) -> bool:
+def few(x: Tensor, weight: Tensor, dilation: list[int], transposed: bool, _: Any, groups: int) -> bool:
     """Is it the convolution of images with few channels?"""
     plain = x.dim() == 4 and set(dilation) == {1} and not transposed and groups == 1
     size = x.numel() // x.shape[1] * weight[0].numel()
@@ -132,34 +143,33 @@ def mixed(x: Tensor, weight: Tensor) -> bool:
 
 
 def patches(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
-    """The patches that a filter sees: (images, places, channels * kernel). Forward and backward pass share them."""
+    """The patches that a filter sees: (images * places, channels * kernel). Forward and backward pass share them."""
     key = id(x), *weight.shape, *stride, *padding
-    if key not in kept:
+    if key not in seen:
         padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
-        (height, width), (high, wide) = padded.shape[2:], weight.shape[2:]
-        down = _steps(height - high + 1, stride[0], 0, x) + _steps(high, 1, 4, x)
-        right = _steps(width - wide + 1, stride[1], 1, x) + _steps(wide, 1, 5, x)
-        where = (_steps(x.shape[1], 1, 3, x) * height + down) * width + right  # (rows, columns, 1, channels, *kernel)
-        kept[key] = x, padded.flatten(1)[:, where.flatten()].view(len(x), -1, weight[0].numel())
-    return kept[key][1]
-
-
-def _steps(end: int, step: int, dim: int, like: Tensor) -> Tensor:
-    """0, step, 2 step ... below `end`, along one of six dimensions."""
-    return torch.arange(0, end, step, device=like.device).view([-1 if d == dim else 1 for d in range(6)])
+        places = padded.unfold(2, weight.shape[2], stride[0]).unfold(3, weight.shape[3], stride[1])
+        seen[key] = x, places.permute(0, 2, 3, 1, 4, 5).reshape(-1, weight[0].numel())
+    return seen[key][1]
 
 
 def by_patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int]) -> Tensor:
     """A convolution as a matrix product."""
     height = (x.shape[2] + 2 * padding[0] - weight.shape[2]) // stride[0] + 1
-    out = torch.mm(patches(x, weight, stride, padding).flatten(0, 1), weight.flatten(1).t())
+    out = torch.mm(patches(x, weight, stride, padding), weight.flatten(1).t())
     return (out if bias is None else out + bias).view(len(x), height, -1, len(weight)).permute(0, 3, 1, 2)
 
 
+def rows_of(grad: Tensor) -> Tensor:
+    """(images, filters, rows, columns) as (images * places, filters), and in this order in memory, which `as_strided` makes
+    sure of: laid out otherwise, products with it may take several times as long."""
+    last = grad.permute(0, 2, 3, 1).contiguous()
+    return last.as_strided((last[..., 0].numel(), last.shape[-1]), (last.shape[-1], 1))
+
+
 def by_patches_backward(grad: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
-    """The gradient of its weight: a product per image, then their sum."""
-    each = grad.permute(0, 2, 3, 1).contiguous().flatten(1, 2)  # (images, places, filters)
-    return torch.bmm(each.transpose(1, 2), patches(x, weight, stride, padding)).sum(0).view_as(weight)
+    """The gradient of its weight, from the rows of its own: a product per image, then their sum."""
+    mine, saw = (rows.view(len(x), len(rows) // len(x), -1) for rows in (grad, patches(x, weight, stride, padding)))
+    return torch.bmm(mine.transpose(1, 2), saw).sum(0).view_as(weight)
 
 
 FORMULAS: dict[Any, Callable[..., Any]] = {
@@ -167,6 +177,8 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     aten._fused_adam_.tensor_lr: adam,
     aten._fused_adamw_.tensor_lr: adamw,
     aten._foreach_norm.Scalar: norms,
+    aten._foreach_mul_.Tensor: scaled,
+    aten._foreach_add_.Scalar: counted,
     aten.addmm.default: narrow_product,
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,

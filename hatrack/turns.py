@@ -5,6 +5,7 @@ same numbers as if it were alone. Only the thread whose turn it is runs Python; 
 whenever it has to wait for the GPU.
 """
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,6 +16,9 @@ import torch
 
 T = TypeVar("T")
 STEPS = 8  # steps of one run before another's turn
+
+# Read when CUDA starts, so it is set before. With 8, as by default, more streams than that wait for each other.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 _here = threading.local()
 

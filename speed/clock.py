@@ -7,6 +7,9 @@ from statistics import median, quantiles
 
 import torch
 
+from hatrack.graph import WARM_UP
+
+WARM = WARM_UP + 1  # rounds or epochs, until the last and smaller batch of an epoch is recorded too
 Turn = Callable[[], float]  # does its work once and tells the seconds
 
 
@@ -66,9 +69,9 @@ def timed(work: Callable[[], object], device: torch.device) -> Turn:
 
 
 def in_turns(turns: dict[str, Turn], rounds: int, per: int) -> list[Row]:
-    """Everyone in turn, again and again. The first two rounds warm up; who fails in them is out, with the reason."""
+    """Everyone in turn, again and again. The first rounds warm up; who fails in them is out, with the reason."""
     rows = {name: Row(name) for name in turns}
-    for number in range(-2, rounds):
+    for number in range(-WARM, rounds):
         for name, row in rows.items():
             if row.skipped:
                 continue

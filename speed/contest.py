@@ -18,11 +18,11 @@ from hatrack.seeds import seeded
 from hatrack.task import move
 from hatrack.turns import side_by_side
 from speed.authors import Authors, GatedAlexNet
-from speed.clock import Contest, Row, Turn, in_turns, timed
+from speed.clock import WARM, Contest, Row, Turn, in_turns, timed
 from speed.loops import BATCH, CLASSES, LOOPS, noise, perceptron
 from speed.peers import Missing, Peer
 
-PLAIN, AUTHORS, AVALANCHE = "plain loop", "as the authors train", "Avalanche"
+PLAIN, AUTHORS, AVALANCHE = "plain loop", "the authors' loop", "Avalanche"
 CPU = torch.device("cpu")
 EARLIER = 2  # batches of a task that was learned before the one that is measured
 FLEET = 50_000  # images of a task that a fleet learns: an epoch is then as long as those of real data sets
@@ -203,14 +203,14 @@ def _authors(tasks: list[Task], device: torch.device) -> Authors:
 
 
 def fleet(engine: str, seeds: int, device: torch.device, precision: Precision, epochs: int = 4) -> Row:
-    """Several seeds side by side on one GPU, after the first two epochs of each, in which steps are recorded."""
+    """Several seeds side by side on one GPU, after the first epochs of each, in which steps are recorded."""
     tasks = HAT.tasks(FLEET, 0.15, device, raw=True)
     stamps: list[list[float]] = [[] for _ in range(seeds)]
 
     def work(seed: int) -> None:
         def fit(method: Method, task: Task, **how: Any) -> None:
             course = Trainer(Regime(clip=HAT.clip), seed=seed, engine=engine).start(method, task, **how)
-            for number in range(2 + epochs):
+            for number in range(WARM + epochs):
                 course._pass(number)  # it ends with a wait for its own work on the GPU
                 stamps[seed].append(time.perf_counter())
             course.close()
@@ -219,9 +219,10 @@ def fleet(engine: str, seeds: int, device: torch.device, precision: Precision, e
             methods[seed].learn(tasks[-1], fit)
 
     methods = [HAT.prepare(tasks, seed) for seed in range(seeds)]
-    side_by_side([lambda seed=seed: work(seed) for seed in range(seeds)], device, seeds)
+    with numbers(precision, device):
+        side_by_side([lambda seed=seed: work(seed) for seed in range(seeds)], device, seeds)
     steps = count_batches(len(tasks[-1].train), BATCH)
-    return Row(in_fleet(engine, seeds, precision), [1 / (steps * together(stamps, 2))])
+    return Row(in_fleet(engine, seeds, precision), [1 / (steps * together(stamps, WARM))])
 
 
 def in_fleet(engine: str, seeds: int, precision: Precision) -> str:

@@ -90,7 +90,7 @@ def measure(words: argparse.Namespace, done: Done) -> None:
     if words.only != "small":
         if device.type == "cuda":
             torch.set_num_threads(threads)
-        count, rounds = (300, 2) if words.quick else (20_000, 3) if device.type == "cuda" else (600, 4)
+        count, rounds = (300, 2) if words.quick else (10_000, 3) if device.type == "cuda" else (600, 4)
         large(words.engines, device, count, rounds, lambda contest: done(contest, {}))
         fleets(words.fleet, device, words.seeds, lambda contest: done(contest, {}))
 
@@ -104,7 +104,8 @@ def span(seconds: float) -> str:
 
 
 def ratio(row: Row, other: Row | None) -> str:
-    return "" if other is None or row is other else f"{row.times(other)[0]:.2f}"
+    times = 0.0 if other is None or row is other else row.times(other)[0]
+    return f"{times:.{2 if times > 0.1 else 3}f}" if times else ""
 
 
 def lines(contest: Contest) -> list[tuple[str, str, str, str]]:

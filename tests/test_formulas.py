@@ -9,30 +9,38 @@ from hatrack import formulas
 WIDE = torch.float64
 
 
-@pytest.mark.parametrize(("stride", "padding"), [([1, 1], [0, 0]), ([2, 1], [1, 2]), ([3, 2], [0, 1])])
-def test_a_convolution_of_images_is_a_product_with_their_patches(stride, padding):
+@pytest.mark.parametrize(("stride", "padding"), [([1, 1], [0, 0]), ([1, 1], [1, 2]), ([2, 1], [1, 2]), ([3, 2], [0, 1])])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_convolution_is_a_product_with_patches(stride, padding, last, monkeypatch):
+    monkeypatch.setattr(formulas, "few", lambda *_: True)
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 3, 12, 11, dtype=WIDE, generator=draw)
-    weight = torch.randn(7, 3, 4, 3, dtype=WIDE, generator=draw, requires_grad=True)
-    bias = torch.randn(7, dtype=WIDE, generator=draw)
+    x = torch.randn(6, 5, 12, 11, dtype=WIDE, generator=draw)
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    weight = torch.randn(7, 5, 4, 3, dtype=WIDE, generator=draw, requires_grad=True)
+    bias = torch.randn(7, dtype=WIDE, generator=draw, requires_grad=True)
     expected = F.conv2d(x, weight, bias, stride, padding)
-    found = formulas.by_patches(x, weight.detach(), bias, stride, padding)
+    how = ([1, 1], False, [0, 0], 1)
+    mine = [t.detach() for t in (x, weight, bias)]
+    found = formulas.convolution(*mine, stride, padding, *how)
     torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=1e-12)
     assert found.is_contiguous(memory_format=torch.channels_last)
     grad = torch.randn(expected.shape, dtype=WIDE, generator=draw)
-    (wanted,) = torch.autograd.grad(expected, weight, grad)
-    given = formulas.by_patches_backward(grad, x, weight.detach(), stride, padding)
-    torch.testing.assert_close(given, wanted, rtol=1e-12, atol=1e-12)
-    formulas.kept.clear()
+    wanted = torch.autograd.grad(expected, (weight, bias), grad)
+    nothing, *given = formulas.convolution_backward(grad, *mine[:2], [7], stride, padding, *how, [False, True, True])
+    assert nothing is None
+    for one, two in zip(given, wanted, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+    assert formulas.convolution_backward(grad, *mine[:2], None, stride, padding, *how, [False, True, False])[2] is None
+    formulas.seen.clear()
 
 
 def test_patches_are_made_once_for_both_ways_and_not_mixed_up():
     x, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
     one = formulas.patches(x, weight, [1, 1], [0, 0])
     assert formulas.patches(x, weight, [1, 1], [0, 0]) is one
-    assert formulas.patches(x, weight, [2, 2], [0, 0]).shape == (2, 9, 27)
+    assert formulas.patches(x, weight, [2, 2], [0, 0]).shape == (2 * 9, 27)
     assert formulas.patches(x.clone(), weight, [1, 1], [0, 0]) is not one
-    formulas.kept.clear()
+    formulas.seen.clear()
 
 
 def test_a_narrow_product():
@@ -46,6 +54,16 @@ def test_on_a_cpu_products_stay_as_they_are():
     assert formulas.convolution(x, weight, None, *how) is NotImplemented
     assert formulas.convolution_backward(x, x, weight, [4], *how, [False, True, True]) is NotImplemented
     assert formulas.narrow_product(torch.zeros(2), x.flatten(1), torch.randn(192, 2)) is NotImplemented
+
+
+def test_lists_of_tensors():
+    draws = [torch.randn(4, 5), torch.randn(7), torch.zeros(3)]
+    one, two = ([t.clone() for t in draws] for _ in range(2))
+    torch._foreach_mul_(one, torch.tensor(0.3))
+    torch._foreach_add_(one, 2)
+    formulas.scaled(two, torch.tensor(0.3))
+    formulas.counted(two, 2)
+    assert all(map(torch.equal, one, two))
 
 
 def test_norms():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hatrack import HAT, Network, Regime, Trainer, compiled
+from hatrack import HAT, Network, Regime, Trainer, compiled, formulas
 from hatrack.graph import can_compile
 from hatrack.seeds import seeded
 from hatrack.task import Task, move
@@ -106,7 +106,25 @@ def test_killed_and_resumed_while_compiled(tmp_path, monkeypatch):
     from hatrack import run
 
     whole = run(spec("hat", batch=64), tmp_path / "whole", engine="compiled")
+    forms = len(compiled._known)
     kills = killed_at(monkeypatch, 0.2, seed=0, most=4)
     again = to_the_end(spec("hat", batch=64), tmp_path / "again", save_every=1e-5, engine="compiled")
     assert len(kills) == 4
     assert_same(whole, again)
+    assert len(compiled._known) == forms, "nothing was compiled a second time"
+
+
+def test_steps_with_convolutions_as_products_are_the_same_steps(monkeypatch):
+    """What is compiled for a GPU, as it was noted down, on a CPU."""
+    monkeypatch.setattr(compiled, "_compiled", lambda graph, inputs: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "_known", {})
+    used = []
+    monkeypatch.setattr(formulas, "few", lambda x, *_: used.append(x.shape[1]) or x.shape[1] == 3)
+    states = []
+    for engine in ("eager", "compiled"):
+        method = convolutional(pictures(1), dropout=0.0)
+        method.learn(pictures(1)[0], Trainer(Regime(epochs=2, batch=16, lr=0.02), engine=engine))
+        states.append(method.state_dict())
+    assert used == [3, 8, 3], "both convolutions, and back the one that sees images"
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value, rtol=1e-3, atol=1e-4)

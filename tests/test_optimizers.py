@@ -47,7 +47,7 @@ def test_weights_move_as_torch_moves_them(kind, decay):
             mine.step()
             with Spelled() as formulas:
                 other.step()
-        assert formulas.count == 1
+        assert formulas.count == (2 if kind in ("adam", "adamw") else 1), "the count of steps, and the update"
     for one, two, three, old in zip(expected, direct, spelled, start, strict=True):
         torch.testing.assert_close(two, one, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(three, one, rtol=1e-6, atol=1e-6)

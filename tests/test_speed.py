@@ -14,7 +14,7 @@ from hatrack.networks import NETWORKS, mlp
 from hatrack.vectors import set_values, values
 from speed import contest, peers, table
 from speed.authors import Authors, GatedAlexNet
-from speed.clock import Contest, Row, in_turns
+from speed.clock import WARM, Contest, Row, in_turns
 from speed.contest import AUTHORS, AVALANCHE, HAT, PLAIN, SMALL, large, small, tensors
 from speed.loops import BATCH, CLASSES, LOOPS, LR, noise
 
@@ -171,8 +171,8 @@ def test_turns_are_taken_in_turn():
 
         return one
 
-    rows = in_turns({"a": turn("a", [9, 9, 2, 4, 3]), "b": turn("b", [9, 9, 1, 1, 2])}, rounds=3, per=2)
-    assert "".join(calls) == "ab" * 5
+    rows = in_turns({"a": turn("a", [9] * WARM + [2, 4, 3]), "b": turn("b", [9] * WARM + [1, 1, 2])}, rounds=3, per=2)
+    assert "".join(calls) == "ab" * (WARM + 3)
     assert [row.seconds for row in rows] == [[1, 2, 1.5], [0.5, 0.5, 1]], "warm-up left out, per step"
     assert rows[0].median == 1.5
     assert rows[0].times(rows[1]) == (2, 1.75, 3), "the median of 2, 4 and 1.5, and the quartiles"
@@ -185,10 +185,10 @@ def test_who_cannot_start_is_left_out_and_who_fails_later_is_an_error():
 
     rows = in_turns({"a": lambda: 1.0, "b": no_compiler}, rounds=2, per=1)
     assert rows == [Row("a", [1.0, 1.0]), Row("b", skipped="no compiler")]
-    count = iter(range(4))
+    count = iter(range(WARM + 2))
 
     def fails_later() -> float:
-        if next(count) == 3:
+        if next(count) == WARM + 1:
             raise RuntimeError("lost")
         return 1.0
 
@@ -311,7 +311,7 @@ def test_what_the_table_says():
         (AVALANCHE, "4 ms per step", "2.00", ""),
         ("hatrack, recorded", "a/b", "", ""),
     ]
-    assert table.lines(MADE_UP[1])[0] == ("hatrack, compiled", "200 ms per epoch", "0.10", "")
+    assert table.lines(MADE_UP[1])[0] == ("hatrack, compiled", "200 ms per epoch", "0.100", "")
     said = table.verdicts(MADE_UP)
     assert [line.rpartition(": ")[2] for line in said] == ["reached", "reached", "MISSED"]
     assert "0.250 times as long as Avalanche" in said[0]
