@@ -1,5 +1,6 @@
-"""What a person sees while runs go on; nothing when the output is not a terminal."""
+"""What a person sees while runs go on: a bar on a terminal, and otherwise, in a log, a line now and then."""
 
+import time
 from types import TracebackType
 from typing import Self
 
@@ -25,11 +26,14 @@ def one_line(message: Warning | str, category: object, filename: object, lineno:
     return f"hatrack: {message}\n"
 
 
+EVERY = 60.0  # seconds between two lines in a log
+
+
 class Display:
     """A bar over all runs, with the task, epoch, loss and accuracy of the one that moved last, and the time left."""
 
     def __init__(self, runs: int) -> None:
-        console = Console(stderr=True)
+        self.console = console = Console(stderr=True)
         self.bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -43,6 +47,7 @@ class Display:
         )
         self.line = self.bar.add_task("starting", total=runs)
         self.done = [0.0] * runs
+        self.began = self.said = time.monotonic()
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -55,3 +60,8 @@ class Display:
         """Run `number` stands here now; an empty text leaves the line as it is."""
         self.done[number] = done
         self.bar.update(self.line, completed=sum(self.done), description=text or None)
+        now = time.monotonic()
+        if self.bar.disable and text and now - self.said >= EVERY:
+            self.said = now
+            line = f"hatrack: {sum(self.done) / len(self.done):.0%} after {(now - self.began) / 60:.0f} min; {text}"
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)

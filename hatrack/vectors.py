@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 
 
-def values(parameters: Sequence[Tensor]) -> Tensor:
-    """All values as one vector; gradients flow back through it."""
-    return torch.cat([p.reshape(-1) for p in parameters]) if parameters else torch.zeros(0)
+def values(parameters: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+    """All values as one vector; gradients flow back through it, unless it is written into `out`."""
+    return torch.cat([p.reshape(-1) for p in parameters], out=out) if parameters else torch.zeros(0)
 
 
-def grads(parameters: Sequence[nn.Parameter]) -> Tensor:
+def grads(parameters: Sequence[nn.Parameter], out: Tensor | None = None) -> Tensor:
     """All gradients as one vector; a parameter that has none counts as zeros."""
-    return values([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
+    return values([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters], out)
 
 
 def pieces(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
@@ -35,3 +35,11 @@ def set_grads(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
     for parameter, piece in zip(parameters, pieces(vector, parameters), strict=True):
         if parameter.grad is not None:
             parameter.grad.copy_(piece)
+
+
+@torch.no_grad()
+def add_to_grads(parameters: Sequence[nn.Parameter], vector: Tensor, scale: float) -> None:
+    """Add a vector times `scale` to the gradients, in place; a parameter that has none keeps none."""
+    for parameter, piece in zip(parameters, pieces(vector, parameters), strict=True):
+        if parameter.grad is not None:
+            parameter.grad.add_(piece, alpha=scale)

@@ -17,7 +17,7 @@ from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.regime import Regime
 from hatrack.task import Batch, Task
-from hatrack.vectors import grads, set_grads, values
+from hatrack.vectors import add_to_grads, grads, values
 
 
 class SI(Method):
@@ -69,9 +69,9 @@ class SI(Method):
     def edit_grads(self, batch: Batch) -> None:
         """Take down the gradient of the plain loss; then add that of the penalty c sum Omega (theta - anchor)^2 (Eq. 4)."""
         weights = self.net.common()
-        self.gradient.copy_(grads(weights))
-        self.before.copy_(values(weights))
-        set_grads(weights, self.gradient + 2 * self.c * self.importance * (self.before - self.anchor))
+        grads(weights, out=self.gradient)
+        values(weights, out=self.before)
+        add_to_grads(weights, (self.before - self.anchor).mul_(self.importance), 2 * self.c)
 
     def suspect(self, regime: Regime) -> str:
         stiffest = 2 * self.importance.max().item()  # the curvature at c = 1
@@ -79,4 +79,4 @@ class SI(Method):
 
     def constrain(self) -> None:
         """The account: minus the gradient times what the optimizer really did, whichever it is."""
-        self.path.sub_(self.gradient * (values(self.net.common()) - self.before))
+        self.path.addcmul_(self.gradient, values(self.net.common()).sub_(self.before), value=-1)
