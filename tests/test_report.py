@@ -356,6 +356,30 @@ def test_several_settings_are_kept_apart(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("figures/*-accuracy.png"))) == 2
 
 
+def test_titles_name_as_few_options_as_tell_settings_apart() -> None:
+    def titles(*regimes: Regime) -> list[str]:
+        records = [make(regime=regime) for regime in regimes]
+        return [setting.title.removeprefix("digits-and-clothes") for setting in settings(records)]
+
+    assert titles(Regime()) == [""]
+    assert set(titles(Regime(epochs=3, lr=0.1, batch=8), Regime(epochs=4, lr=0.2, batch=9))) == {" (epochs=3)", " (epochs=4)"}
+    three = titles(Regime(epochs=3, lr=0.1), Regime(epochs=3, lr=0.2), Regime(epochs=4, lr=0.2))
+    assert set(three) == {" (epochs=3, lr=0.1)", " (epochs=3, lr=0.2)", " (epochs=4, lr=0.2)"}, "one does not suffice"
+
+
+def test_variants_of_a_method_are_not_called_methods() -> None:
+    one, two = make("hat"), make("hat", method_options={"c": 1.5})
+    assert "by one method," in story(settings([one])[0])
+    assert "by one method in two variants," in story(settings([one, two])[0])
+    assert "by two methods in three variants," in story(settings([one, two, make("sgd")])[0])
+    assert "by two methods," in story(settings([one, make("sgd")])[0])
+
+
+def test_a_command_names_a_network_that_is_not_the_benchmark_s_own() -> None:
+    assert "--network" not in command(settings([make()])[0], "joint", [0])
+    assert "--network cnn" in command(settings([make(network="cnn")])[0], "joint", [0])
+
+
 def test_a_short_regime_is_said_to_be_short() -> None:
     assert caution(settings([make()])[0]) == ""
     assert "not the paper's" in caution(settings([make(regime=Regime(epochs=199))])[0])

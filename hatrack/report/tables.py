@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain, combinations
 from typing import Any
 
 from rich import box
@@ -106,13 +107,17 @@ def _common(record: Record) -> dict[str, Any]:
 
 
 def _title(spec: dict[str, Any], others: list[dict[str, Any]]) -> str:
-    """The benchmark, and what tells the setting from others of the same benchmark."""
+    """The benchmark, and the fewest options that tell its settings from each other."""
     same = [_flat(other) for other in others if other["benchmark"] == spec["benchmark"]]
-    own = {name: value for name, value in _flat(spec).items() if any(other.get(name) != value for other in same)}
-    if len(own) > 1:
-        own.pop(TASKS, None)  # it follows from the others
-    differ = ", ".join(f"{name}={option_text(value)}" for name, value in own.items())
-    return printable(spec["benchmark"]) + (f" ({differ})" if differ else "")
+
+    def kinds(names: Iterable[str]) -> int:
+        return len({tuple(option_text(other.get(name)) for name in names) for other in same})
+
+    differ = [name for name in dict.fromkeys(chain.from_iterable(same)) if kinds([name]) > 1]
+    subsets = chain.from_iterable(combinations(differ, size) for size in range(len(differ) + 1))
+    chosen, own = next(names for names in subsets if kinds(names) == kinds(differ)), _flat(spec)
+    text = ", ".join(f"{name}={option_text(own[name])}" for name in chosen if name in own)
+    return printable(spec["benchmark"]) + (f" ({text})" if text else "")
 
 
 def _flat(spec: dict[str, Any]) -> dict[str, Any]:

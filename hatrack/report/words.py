@@ -12,7 +12,7 @@ from hatrack.record import clean
 from hatrack.regime import Regime
 from hatrack.report.measures import MEASURES, number
 from hatrack.report.tables import REFERENCES, Row, Setting, missing, option_text, printable, ranking
-from hatrack.run import Run
+from hatrack.run import DEFAULT_NETWORK, Run
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 ACCURACY = next(m for m in MEASURES if m.key == "accuracy")
@@ -33,13 +33,20 @@ def story(setting: Setting) -> str:
     sentences = [
         f"A network ({printable(setting.spec['network'])}) learned {tasks}"
         + (" one after the other" if len(setting.tasks) > 1 else "")
-        + f", by {counted(len(ranked), 'method')}"
+        + f", by {_by(setting, ranked)}"
         + (f" and {counted(len(rows) - len(ranked), 'reference')}" if len(rows) > len(ranked) else "")
         + f", with {times}{' each' if len(rows) > 1 else ''}.",
         _lost(ranked, tasks) if len(setting.tasks) > 1 else "With a single task there is nothing to forget yet.",
         _best(rows, ", averaged over all tasks" if len(setting.tasks) > 1 else ""),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _by(setting: Setting, ranked: list[Row]) -> str:
+    """three methods; or one method in two variants."""
+    methods = {setting.methods[row.label][0].spec["method"] for row in ranked}
+    variants = f" in {counted(len(ranked), 'variant')}" if len(ranked) > len(methods) else ""
+    return counted(len(methods), "method") + variants
 
 
 def _lost(ranked: list[Row], tasks: str) -> str:
@@ -102,7 +109,8 @@ def command(setting: Setting, method: str, seeds: list[int]) -> str:
     """What to type to run a method in this setting."""
     spec = setting.spec
     words = ["hatrack", "run", str(spec["benchmark"]), method]
-    words += ["--network", str(spec["network"])] if spec["network"] != "mlp" else []
+    own = DEFAULT_NETWORK.get(spec["benchmark"])
+    words += ["--network", str(spec["network"])] if spec["network"] != own else []
     sources: list[tuple[Callable[..., Any] | None, dict[str, Any]]] = [
         (Run, spec),
         (Regime, spec["regime"]),
