@@ -22,6 +22,8 @@ from hatrack.regime import Regime
 from hatrack.split import Batch, TaskId
 from hatrack.task import Task, channels_first
 
+FAR = 50.0  # standard deviations: no image is so far off those that a task was learned from
+
 
 class Fit(Protocol):
     """Trains a method on a task: the `fit` that `learn` is given. A `Trainer` is one."""
@@ -155,7 +157,14 @@ class Method(nn.Module):
             raise ValueError(f"task {task} has not been learned; learned are {', '.join(map(str, self.history))}")
         mode = self.training
         raw = channels_first("images", torch.as_tensor(images, device=self.net.example.device))
-        classes: Tensor = self.eval()(self.net.see(raw, task), task).argmax(1)
+        seen = self.net.see(raw, task)
+        if raw.is_floating_point() and raw.numel() and (off := seen.abs().max().item()) > FAR:
+            warnings.warn(
+                f"images are up to {off:.0f} standard deviations off those that were learned: floats are taken in the units "
+                "of a task's own data, which are 0 to 1 if that was given as bytes",
+                stacklevel=2,
+            )
+        classes: Tensor = self.eval()(seen, task).argmax(1)
         self.train(mode)
         return classes
 

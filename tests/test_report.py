@@ -362,7 +362,7 @@ def test_titles_name_as_few_options_as_tell_settings_apart() -> None:
         return [setting.title.removeprefix("digits-and-clothes") for setting in settings(records)]
 
     assert titles(Regime()) == [""]
-    assert set(titles(Regime(epochs=3, lr=0.1, batch=8), Regime(epochs=4, lr=0.2, batch=9))) == {" (epochs=3)", " (epochs=4)"}
+    assert set(titles(Regime(epochs=3, lr=0.1), Regime(epochs=4, lr=0.2))) == {" (epochs=3)", " (epochs=4)"}
     three = titles(Regime(epochs=3, lr=0.1), Regime(epochs=3, lr=0.2), Regime(epochs=4, lr=0.2))
     assert set(three) == {" (epochs=3, lr=0.1)", " (epochs=3, lr=0.2)", " (epochs=4, lr=0.2)"}, "one does not suffice"
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
-from hatrack.benchmarks import BENCHMARKS
+from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
 from hatrack.networks import NETWORKS
 from hatrack.options import parameters
 from hatrack.record import clean
 from hatrack.regime import Regime
 from hatrack.report.measures import MEASURES, number
 from hatrack.report.tables import REFERENCES, Row, Setting, missing, option_text, printable, ranking
-from hatrack.run import DEFAULT_NETWORK, Run
+from hatrack.run import Run
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 ACCURACY = next(m for m in MEASURES if m.key == "accuracy")
