@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from hatrack.checkpoint import Journal, State
@@ -69,6 +70,9 @@ class Trainer:
     def start(self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any) -> Course:
         """A fit, ready for its first epoch."""
         method.net.expect(task.index, task.name, task.classes, task.shape)
+        seen = task.train.inputs(torch.zeros(1, dtype=torch.int64, device=task.train.y.device))
+        if seen.dtype != method.net.example.dtype:  # which the trunk has taken
+            method.net.check_precision(seen, f"task {task.name!r}")
         regime = replace(self.regime.at(task.index), **changes)
         if isinstance(task.train.task, int):
             method.net.remember(task.index, task.train.view, task.train.x[0].numel())

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hatrack import HAT, METHODS, NETWORKS, Network, Regime, Run, Trainer
+from hatrack import HAT, METHODS, NETWORKS, Method, Network, Regime, Run, Trainer
 from hatrack.networks.init import initialise
 from hatrack.run import build
 from hatrack.seeds import derive, generator, seeded
@@ -403,3 +403,28 @@ def test_what_can_t_work_is_refused_at_once():
     trunk, example = nn.Sequential(nn.Flatten(), nn.Linear(16, 8)), torch.rand(2, 1, 4, 4)
     with pytest.raises(ValueError, match="needs the classes of the first task"):
         Network(trunk, [], example, heads="shared")
+
+
+def test_another_precision_than_that_of_the_images_is_one_line():
+    trunk = nn.Sequential(nn.Flatten(), nn.Linear(16, 4)).double()
+    with pytest.raises(ValueError, match="the example: images are float32, but the trunk's weights float64"):
+        Network(trunk, [2], torch.zeros(2, 1, 4, 4))
+    task = toy_tasks(1, shape=(1, 4, 4))[0]
+    method = Method(Network(trunk, [task.classes], torch.zeros(2, 1, 4, 4, dtype=torch.float64)))
+    with pytest.raises(ValueError, match=r"images are float32, but the trunk's weights float64; trunk\.float\(\)"):
+        method.learn(task, Trainer(Regime(epochs=1)))
+
+
+def test_a_trunk_may_change_the_precision_by_itself():
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(16, 4).double()
+
+        def forward(self, x):
+            return self.layer(x.flatten(1).double()).float()
+
+    task = toy_tasks(1, shape=(1, 4, 4))[0]
+    method = Method(Network(Wide(), [task.classes], torch.zeros(2, 1, 4, 4)))
+    method.learn(task, Trainer(Regime(epochs=1)))
+    assert method(task.test.inputs(torch.arange(3)), 0).isfinite().all()

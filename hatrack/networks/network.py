@@ -76,7 +76,11 @@ class Network(nn.Module):
     def _features(self) -> int:
         mode = self.trunk.training
         with torch.no_grad():
-            out = self.trunk.eval()(self.example)
+            try:
+                out = self.trunk.eval()(self.example)
+            except RuntimeError:
+                self.check_precision(self.example, "the example")
+                raise
         self.trunk.train(mode)
         if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != len(self.example):
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
@@ -146,6 +150,13 @@ class Network(nn.Module):
             raise ValueError(
                 f"task {name!r} has images of shape {shape}, but the example was {tuple(self.example.shape[1:])}"
             )
+
+    def check_precision(self, images: Tensor, what: str) -> None:
+        """An error in one line if the trunk computes in another precision than that of these images."""
+        kinds = {p.dtype for p in self.trunk.parameters() if p.is_floating_point()}
+        if kinds and images.dtype not in kinds:
+            seen, own = (str(kind).removeprefix("torch.") for kind in (images.dtype, min(kinds, key=str)))
+            raise ValueError(f"{what}: images are {seen}, but the trunk's weights {own}; trunk.float() makes them float32")
 
     def remember(self, task: int, view: View, raw: int) -> None:
         """How this task's raw images, of `raw` values each, are to be seen from now on."""
