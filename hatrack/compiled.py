@@ -9,7 +9,7 @@ of two tasks, are one and the same list, and torch's compiler sees it once.
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self, cast
 
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hatrack import formulas
-from hatrack.formulas import FORMULAS
+from hatrack.formulas import CHANGE_LAYOUT, FORMULAS
 
 Run = Callable[..., Tensor]
 OPTIONS = {
@@ -64,20 +64,31 @@ class Compiled:
     def _compile(self, inputs: tuple[Tensor, ...]) -> None:
         inputs = tuple(t.clone() for t in inputs)  # not views of something, which are other forms
         try:
-            undone = Undone()  # type: ignore[no-untyped-call]
-            with _one_at_a_time, fork_rng(), undone, torch.enable_grad(), self.rule():
-                graph, self.tensors = noted(self.function, inputs)
+            graph, written = self._note(inputs)
             everything = [*inputs, *self.tensors]
             with _one_at_a_time, torch.autocast(inputs[0].device.type, enabled=False):  # it is noted down where it was on
                 text = f"{graph.code}{_form(everything)}"
                 if text not in _known:
                     _known[text] = _compiled(graph, everything)
-                with fork_rng(), restored([t for t in self.tensors if undone.wrote(t)]):
+                with fork_rng(), restored([t for t in self.tensors if t.untyped_storage().data_ptr() in written]):
                     _known[text](*everything)
             self.run = _known[text]
         except Exception as error:  # whatever a compiler may run into, the step can do without it
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             warnings.warn(f"steps are not compiled: {reason}", stacklevel=4)
+
+    def _note(self, inputs: tuple[Tensor, ...]) -> tuple[fx.GraphModule, Container[int]]:
+        """The operations, and the addresses of the memory that they write to. Some networks can't do with images whose
+        channels are last in memory (`x.view(len(x), -1)`): for them convolutions stay as they are."""
+        for table in (FORMULAS, {key: formula for key, formula in FORMULAS.items() if key not in CHANGE_LAYOUT}):
+            undone = Undone()  # type: ignore[no-untyped-call]
+            try:
+                with _one_at_a_time, fork_rng(), undone, torch.enable_grad(), self.rule():
+                    graph, self.tensors = noted(self.function, inputs, table)
+                return graph, undone.before
+            except RuntimeError as error:
+                reason = error
+        raise reason
 
 
 def _compiled(graph: fx.GraphModule, inputs: list[Tensor]) -> Run:
@@ -91,12 +102,14 @@ def _compiled(graph: fx.GraphModule, inputs: list[Tensor]) -> Run:
         return cast(Run, compile_fx(graph, inputs, config_patches=options))
 
 
-def noted(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[fx.GraphModule, list[Tensor]]:
+def noted(
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], table: Mapping[Any, Callable[..., Any]] = FORMULAS
+) -> tuple[fx.GraphModule, list[Tensor]]:
     """The operations of a call, as a function of its inputs and of all other tensors that it uses; and those tensors."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     try:
-        module = make_fx(lambda *given: function(*given), decomposition_table=FORMULAS)(*inputs)
+        module = make_fx(lambda *given: function(*given), decomposition_table=table)(*inputs)
     finally:
         formulas.seen.clear()
     graph, tensors, places = module.graph, [], {}
@@ -120,7 +133,14 @@ def noted(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[
 def _matters(node: fx.Node) -> bool:
     """Does it write something, or draw random numbers?"""
     schema, tags = getattr(node.target, "_schema", None), getattr(node.target, "tags", ())
-    return (schema is not None and schema.is_mutable) or torch.Tag.nondeterministic_seeded in tags
+    return (schema is not None and any(map(writes, schema.arguments))) or torch.Tag.nondeterministic_seeded in tags
+
+
+def writes(argument: torch.Argument) -> bool:
+    """Is an operation's argument written to? Batch norms don't say so of their statistics."""
+    return argument.name in ("running_mean", "running_var") or (
+        argument.alias_info is not None and argument.alias_info.is_write
+    )
 
 
 def _form(tensors: Sequence[Tensor]) -> str:
@@ -131,7 +151,8 @@ def _form(tensors: Sequence[Tensor]) -> str:
         (t.shape, t.stride(), t.dtype, t.device, memory.index(m), t.storage_offset(), t.data_ptr() % 16 if t.is_cuda else 0)
         for t, m in zip(tensors, memory, strict=True)
     ]
-    return f"{forms} {torch.backends.cuda.matmul.allow_tf32} {torch.get_num_threads()}"
+    tf32 = any(t.is_cuda for t in tensors) and torch.backends.cuda.matmul.allow_tf32
+    return f"{forms} {tf32} {torch.get_num_threads()}"
 
 
 # What did not happen
@@ -163,9 +184,9 @@ class Undone(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | (kwargs or {})
-        for argument in func._schema.arguments if func._schema.is_mutable else ():
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for tensor in tree_leaves(given.get(argument.name)):
+        for argument in filter(writes, func._schema.arguments):
+            for tensor in tree_leaves(given.get(argument.name)):
+                if isinstance(tensor, Tensor):  # statistics may be None
                     self._note(tensor)
         return func(*args, **(kwargs or {}))
 
@@ -177,6 +198,3 @@ class Undone(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with disable_proxy_modes_tracing():  # this is not to be noted down
                 seen = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(memory)
                 self.before[memory.data_ptr()] = seen, seen.clone()
-
-    def wrote(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in self.before

@@ -63,7 +63,7 @@ def carry_out(
                     item()
             elif torch.device(device).type == "cuda":
                 with numbers(precision, torch.device(device)):  # until the last is done: it holds for all threads
-                    side_by_side(work, torch.device(device), workers)
+                    side_by_side([partial(_or_stop_all, item) for item in work], torch.device(device), workers)
             else:
                 Team(todo, how, display, found).work(workers)
         except Stopped as error:
@@ -95,6 +95,15 @@ def _one(name: str, spec: Run, how: Mapping[str, Any], show: Show, found: dict[s
 
 
 # Stopping
+
+
+def _or_stop_all(item: Callable[[], None]) -> None:
+    """If it fails, the others save and stop."""
+    try:
+        item()
+    except BaseException:
+        stopping.set()
+        raise
 
 
 @contextmanager

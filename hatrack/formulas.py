@@ -71,7 +71,8 @@ def adamw(*args: Any, **how: Any) -> Any:
 
 def norms(tensors: list[Tensor], order: float = 2, dtype: torch.dtype | None = None) -> Any:
     """The norm of every gradient: the masks on gradients are then applied while they are read for it."""
-    return [t.square().sum().sqrt() for t in tensors] if order == 2 and dtype is None else NotImplemented
+    usual = order == 2 and dtype is None and all(t.dtype in (torch.float32, torch.float64) for t in tensors)
+    return [t.square().sum().sqrt() for t in tensors] if usual else NotImplemented
 
 
 def scaled(tensors: list[Tensor], by: Tensor) -> None:
@@ -87,9 +88,15 @@ def counted(tensors: list[Tensor], by: float) -> None:
 # Products
 
 
+def on_gpu(x: Tensor) -> bool:
+    """These formulas are for GPUs. (Tests pretend.)"""
+    return x.is_cuda
+
+
 def narrow_product(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     """A head: few outputs of many features. As a matrix product it would keep a few of the GPU's processors busy."""
-    if not x.is_cuda or beta != 1 or alpha != 1 or weight.shape[1] > 128 or x.numel() * weight.shape[1] > NARROW:
+    plain = beta == 1 and alpha == 1 and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    if not on_gpu(x) or not plain or weight.shape[1] > 128 or x.numel() * weight.shape[1] > NARROW:
         return NotImplemented
     return sums(x, weight).to(bias.dtype) + bias
 
@@ -127,14 +134,14 @@ def few(x: Tensor, weight: Tensor, dilation: list[int], transposed: bool, _: Any
     """Is it the convolution of images with few channels?"""
     plain = x.dim() == 4 and set(dilation) == {1} and not transposed and groups == 1
     size = x.numel() // x.shape[1] * weight[0].numel()
-    return x.is_cuda and plain and x.shape[1] <= FEW and size <= PATCHES
+    return on_gpu(x) and plain and x.shape[1] <= FEW and size <= PATCHES
 
 
 def mixed(x: Tensor, weight: Tensor) -> bool:
     """Are the channels of the images last in memory, but not those of the weights?"""
     last = torch.channels_last
     return (
-        x.is_cuda
+        on_gpu(x)
         and x.dim() == 4
         and not x.is_contiguous()
         and x.is_contiguous(memory_format=last)
@@ -144,7 +151,7 @@ def mixed(x: Tensor, weight: Tensor) -> bool:
 
 def patches(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
     """The patches that a filter sees: (images * places, channels * kernel). Forward and backward pass share them."""
-    key = id(x), *weight.shape, *stride, *padding
+    key = id(x), x._version, *weight.shape, *stride, *padding  # it may be changed in place between two convolutions
     if key not in seen:
         padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
         places = padded.unfold(2, weight.shape[2], stride[0]).unfold(3, weight.shape[3], stride[1])
@@ -163,6 +170,8 @@ def rows_of(grad: Tensor) -> Tensor:
     """(images, filters, rows, columns) as (images * places, filters), and in this order in memory, which `as_strided` makes
     sure of: laid out otherwise, products with it may take several times as long."""
     last = grad.permute(0, 2, 3, 1).contiguous()
+    if last.storage_offset():  # a part of another tensor
+        return last.reshape(-1, last.shape[-1])
     return last.as_strided((last[..., 0].numel(), last.shape[-1]), (last.shape[-1], 1))
 
 
@@ -183,3 +192,4 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
 }
+CHANGE_LAYOUT = (aten.convolution.default, aten.convolution_backward.default)  # what comes out has its channels last

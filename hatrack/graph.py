@@ -8,7 +8,7 @@ import shutil
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import Literal
 
@@ -90,16 +90,26 @@ def numbers(precision: Precision, device: torch.device) -> Iterator[None]:
     gpu = device.type == "cuda"
     if precision == "bfloat16" and not gpu:  # some processors end the program at the first product
         raise ValueError("--precision bfloat16 needs a GPU")
-    cudnn = torch.backends.cudnn
-    before = torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
-    if gpu:  # both at once: they differ by default
-        torch.backends.cuda.matmul.allow_tf32 = cudnn.allow_tf32 = precision != "float32"
-        cudnn.deterministic = True  # the same run gives the same bits again
-    try:  # no cache: weights change while this lasts
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16", cache_enabled=False):
-            yield
+    with (
+        _gpu_flags(tf32=precision != "float32") if gpu else nullcontext(),
+        torch.autocast(  # no cache: weights change while this lasts
+            device.type, torch.bfloat16, enabled=precision == "bfloat16", cache_enabled=False
+        ),
+    ):
+        yield
+
+
+@contextmanager
+def _gpu_flags(*, tf32: bool) -> Iterator[None]:
+    """They hold for all threads."""
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = cuda.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
+    cuda.allow_tf32 = cudnn.allow_tf32 = tf32  # both: they differ by default
+    cudnn.deterministic = True  # the same run gives the same bits again
+    try:
+        yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
+        cuda.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
 
 
 def engine_for(engine: Engine, device: torch.device, steps: int) -> tuple[bool, bool]:

@@ -33,6 +33,8 @@ class Optimizer:
 
     def __init__(self, regime: Regime, weights: list[nn.Parameter], lr: Tensor) -> None:
         self.weights, self.lr, self.kind, self.decay = weights, lr, regime.optimizer, regime.weight_decay
+        if self.kind in SPELLED and any(weight.is_complex() for weight in weights):
+            raise ValueError(f"{self.kind} takes no complex weights; sgd and momentum do")
         self.momentum = regime.momentum if self.kind == "momentum" else 0.0
         fused = all(map(fusable, weights))
         self.sgd = torch._fused_sgd_ if fused else formulas.sgd

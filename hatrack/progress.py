@@ -1,6 +1,8 @@
 """What a person sees while runs go on: a bar on a terminal, and otherwise, in a log, a line now and then."""
 
+import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -33,7 +35,7 @@ class Display:
     """A bar over all runs, with the task, epoch, loss and accuracy of the one that moved last, and the time left."""
 
     def __init__(self, runs: int) -> None:
-        self.console = console = Console(stderr=True)
+        console = Console(stderr=True)
         self.bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -64,4 +66,5 @@ class Display:
         if self.bar.disable and text and now - self.said >= EVERY:
             self.said = now
             line = f"hatrack: {sum(self.done) / len(self.done):.0%} after {(now - self.began) / 60:.0f} min; {text}"
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            with suppress(OSError, ValueError):  # a log that can't be written ends no run
+                print(" ".join(line.split()), file=sys.stderr, flush=True)

@@ -1,13 +1,16 @@
 """The rule of the step, checked on any machine, so that a computer without a GPU guards the GPU's recorded steps.
 
-Inside a step, Python may depend on the task but never on a tensor's value; no tensor is made from Python data; and nothing
-is rebound: parameters, buffers and plain attributes are afterwards the same objects at the same addresses.
+Inside a step, Python may depend on the task but never on a tensor's value; no tensor is made from Python data; random numbers
+come from torch's generators, which nobody sets; and nothing is rebound: parameters, buffers and plain attributes are
+afterwards the same objects at the same addresses.
 """
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -35,12 +38,10 @@ LEAVES_TORCH = {
     Tensor.__array__: "reads tensor values (a numpy call on a tensor)",
     Tensor.cpu: "copies from the device to the host (.cpu())",
     torch.frombuffer: "makes a tensor from Python data (torch.frombuffer)",
-    torch.manual_seed: "seeds a generator, which a recorded step would not do again",
     torch.from_numpy: "makes a tensor from Python data (torch.from_numpy)",
 }
-
-
 MASKABLE = (aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
+PLAIN = (bool, int, float, str, type(None))
 MODULE = set(vars(nn.Module()))  # what every module has
 
 
@@ -49,12 +50,35 @@ class RuleBroken(AssertionError):  # noqa: N818
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.drawn = _generators()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in READS:
             raise RuleBroken(f"the step {READS[func]}")
         if func in MASKABLE and any(i is not None and i.dtype == torch.bool for i in args[1]):
             raise RuleBroken("the step uses a mask as an index, so that a shape depends on values; use torch.where")
-        return func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        self.check()
+        result = func(*args, **(kwargs or {}))
+        self.drawn = _generators()
+        return result
+
+    def check(self) -> None:
+        """The generators are as the last draw left them. (Checkpointing of activations sets them back, to draw the same
+        dropout a second time.)"""
+        if _generators() != self.drawn:
+            raise RuleBroken("the step sets a generator, which a recorded step would not do again")
+
+
+def _generators() -> list[bytes]:
+    """The state of torch's generators."""
+    with torch._C.DisableTorchFunction():
+        states = [torch.default_generator.get_state()]
+        states += [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        return [state.numpy().tobytes() for state in states]
 
 
 class _Functions(TorchFunctionMode):
@@ -84,22 +108,38 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _content(value: Any) -> Any:
-    """Plain values as they are, those in lists and dictionaries too; of anything else, which object it is."""
+    """Plain values as they are, those in lists, dictionaries and objects too; of anything else, which object it is."""
     if isinstance(value, list | tuple):
         return [_content(v) for v in value]
     if isinstance(value, dict):
         return {key: _content(v) for key, v in value.items()}
     if isinstance(value, Tensor):
         return id(value), value.data_ptr()
-    return value if isinstance(value, bool | int | float | str | None) else id(value)
+    if isinstance(value, PLAIN):
+        return value
+    return id(value), {key: v for key, v in getattr(value, "__dict__", {}).items() if isinstance(v, PLAIN)}
+
+
+@contextmanager
+def _no_other_randomness() -> Iterator[None]:
+    """What is drawn by Python or numpy would be drawn only once; the generators are set back."""
+    own, theirs = random.getstate(), np.random.get_state(legacy=False)
+    yield
+    moved = random.getstate() != own or repr(np.random.get_state(legacy=False)) != repr(theirs)
+    random.setstate(own)
+    np.random.set_state(theirs)
+    if moved:
+        raise RuleBroken("the step draws random numbers from Python or numpy, which a recorded step would not do again")
 
 
 @contextmanager
 def watch_step(module: nn.Module, optimizers: list[Optimizer] | None = None) -> Iterator[None]:
     """Raise `RuleBroken` if what runs within breaks the rule of the step."""
     places, attributes = _places(module, optimizers or []), _attributes(module)
-    with _Functions(), _Operations():  # type: ignore[no-untyped-call]
+    operations = _Operations()
+    with _no_other_randomness(), _Functions(), operations:
         yield
+    operations.check()
     for what, before, now in (
         ("address of", places, _places(module, optimizers or [])),
         ("attribute", attributes, _attributes(module)),

@@ -9,7 +9,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import torch
@@ -53,16 +53,23 @@ class _Turns:
 
 
 class _Place:
-    """A run's own generators and count of steps."""
+    """A run's own generators and count of steps. It is made when its thread first has a turn, and begins with the
+    generators as they were outside, however far the other runs are."""
 
-    def __init__(self, turns: _Turns) -> None:
+    def __init__(self, turns: _Turns, cpu: torch.Tensor, gpu: torch.Generator) -> None:
+        turns.take()
+        turns.generator.graphsafe_set_state(gpu)
         self.turns, self.steps = turns, 0
-        self.cpu, self.gpu = torch.get_rng_state(), turns.generator.clone_state()
+        self.cpu, self.gpu = cpu, turns.generator.clone_state()
+        self._set_generators()
+
+    def _set_generators(self) -> None:
+        torch.set_rng_state(self.cpu)
+        self.turns.generator.graphsafe_set_state(self.gpu)
 
     def enter(self) -> None:
         self.turns.take()
-        torch.set_rng_state(self.cpu)
-        self.turns.generator.graphsafe_set_state(self.gpu)
+        self._set_generators()
 
     def leave(self) -> None:
         self.cpu = torch.get_rng_state()
@@ -84,27 +91,28 @@ def wait_for_gpu() -> None:
     place: _Place | None = getattr(_here, "place", None)
     if place is not None:
         place.leave()
-        torch.cuda.current_stream().synchronize()
-        place.enter()
+        try:
+            torch.cuda.current_stream().synchronize()
+        finally:
+            place.enter()
 
 
 def side_by_side(work: Sequence[Callable[[], T]], device: torch.device, workers: int) -> list[T]:
-    """The results of all, in order; an error in one ends the others at their next turn."""
+    """The results of all, in order. After an error none is begun; it is raised when those under way have ended."""
     turns = _Turns(device)
     outside = torch.get_rng_state(), turns.generator.graphsafe_get_state()
     torch.cuda.synchronize(device)
-    failed = threading.Event()
+    errors: list[BaseException] = []
 
     def one(item: Callable[[], T]) -> T:
-        _here.place = _Place(turns)
-        _here.place.enter()
+        _here.place = _Place(turns, *outside)
         try:
-            if failed.is_set():
+            if errors:
                 raise RuntimeError("another run failed")
             with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
                 return item()
-        except BaseException:
-            failed.set()
+        except BaseException as error:
+            errors.append(error)
             raise
         finally:
             _here.place.leave()
@@ -113,7 +121,10 @@ def side_by_side(work: Sequence[Callable[[], T]], device: torch.device, workers:
     try:
         with ThreadPoolExecutor(workers) as pool:
             futures = [pool.submit(one, item) for item in work]
-            return [future.result() for future in futures]
+            wait(futures)
+        if errors:
+            raise errors[0]
+        return [future.result() for future in futures]
     finally:
         torch.set_rng_state(outside[0])
         turns.generator.graphsafe_set_state(outside[1])

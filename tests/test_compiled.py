@@ -4,8 +4,10 @@ import copy
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from hatrack import METHODS, Method, Regime, Trainer, compiled
+from hatrack import METHODS, Method, Network, Regime, Trainer, compiled
 from hatrack.compiled import Compiled, noted
 from hatrack.graph import can_compile
 from tests.test_contract import ISOLATED, OPTIMIZERS, learn, logits, make
@@ -245,3 +247,40 @@ def test_the_real_compiler():
 @pytest.mark.parametrize("name", METHODS)
 def test_the_real_compiler_on_every_method(name):
     assert_close(*both(name), 1e-4)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_statistics_of_a_batch_norm_count_every_batch_once(read, as_noted):
+    """Its operation does not say that it writes them. Without `read` nobody uses what comes out of it."""
+    means = []
+    for wrap in (lambda f: f, lambda f: Compiled(f, 4)):
+        norm, draw = nn.BatchNorm1d(2), torch.Generator().manual_seed(0)
+
+        def step(x, norm=norm):
+            seen = norm(x)
+            return (seen if read else x).sum()
+
+        step = wrap(step)
+        for _ in range(5):
+            step(torch.randn(4, 2, generator=draw) + 5)
+        means.append(norm.running_mean)
+    torch.testing.assert_close(means[0], means[1])
+    assert means[0].min() > 1
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(16, 8), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return checkpoint(lambda h: self.drop(self.layer(h).relu()), x.flatten(1), use_reentrant=False)
+
+
+def test_dropout_that_is_drawn_a_second_time_is_not_compiled(as_noted):
+    tasks = toy_tasks(1)
+    method = Method(Network(Checkpointed(), [3], tasks[0].train.inputs(torch.arange(2))))
+    fit = Trainer(Regime(epochs=1, batch=16), engine="compiled")
+    with pytest.warns(UserWarning, match="steps are not compiled: the step sets a generator"):
+        method.learn(tasks[0], fit)
+    assert fit.fits[0].engine == "eager"

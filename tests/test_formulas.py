@@ -71,3 +71,14 @@ def test_norms():
     expected = torch._foreach_norm(tensors)
     torch.testing.assert_close(formulas.norms(tensors), list(expected))
     assert formulas.norms(tensors, 1) is NotImplemented
+    for kind in (torch.complex64, torch.float16):  # squares would be wrong, or too large
+        assert formulas.norms([torch.ones(2, dtype=kind)]) is NotImplemented
+
+
+def test_narrow_products_keep_the_precision(monkeypatch):
+    monkeypatch.setattr(formulas, "on_gpu", lambda x: True)
+    for kind in (torch.float64, torch.complex64):
+        x, weight, bias = (torch.ones(shape, dtype=kind) for shape in ((4, 5), (5, 3), (3,)))
+        assert formulas.narrow_product(bias, x, weight) is NotImplemented
+    x, weight, bias = torch.randn(4, 5), torch.randn(5, 3), torch.randn(3)
+    torch.testing.assert_close(formulas.narrow_product(bias, x, weight), torch.addmm(bias, x, weight))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hatrack import HAT, Network, Regime, Trainer, compiled, formulas
+from hatrack import HAT, Method, Network, Regime, Trainer, compiled, formulas
 from hatrack.graph import can_compile
 from hatrack.seeds import seeded
 from hatrack.task import Task, move
@@ -114,17 +114,73 @@ def test_killed_and_resumed_while_compiled(tmp_path, monkeypatch):
     assert len(compiled._known) == forms, "nothing was compiled a second time"
 
 
-def test_steps_with_convolutions_as_products_are_the_same_steps(monkeypatch):
-    """What is compiled for a GPU, as it was noted down, on a CPU."""
+class LeNet(nn.Module):
+    """Its `view` can't do with images whose channels are last in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 8, 3), nn.Linear(72, 20)
+
+    def forward(self, x):
+        x = self.two(nn.functional.max_pool2d(self.one(x).relu(), 2)).relu()
+        return self.three(x.view(len(x), -1)).relu()
+
+
+class Halves(nn.Module):
+    """The gradient of each convolution is a slice of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Conv2d(3, 5, 3), nn.Conv2d(3, 5, 3), nn.Conv2d(5, 4, 3)
+
+    def forward(self, x):
+        both = self.three(torch.cat([self.one(x), self.two(x.flip(3))]))
+        return both.view(2, len(x), -1).mean(0) if both.is_contiguous() else both.reshape(2, len(x), -1).mean(0)
+
+
+class Teacher(Method):
+    """A copy sees the images as they are, and the network sees them darker, in the same memory."""
+
+    def __init__(self, net: Network) -> None:
+        super().__init__(net)
+        self.old = copy.deepcopy(net.trunk).requires_grad_(False)
+
+    def loss(self, batch):
+        with torch.no_grad():
+            old = self.old(batch.x)
+        batch.x.mul_(0.2)
+        return super().loss(batch) + (self.net.trunk(batch.x) - old).square().mean()
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(600, 20))
+
+
+def usual() -> nn.Module:
+    return convolutional(pictures(1), dropout=0.0).net.trunk
+
+
+@pytest.mark.parametrize(
+    ("trunk", "kind"),
+    [(usual, HAT), (usual, Method), (LeNet, Method), (Halves, Method), (small, Teacher)],
+    ids=["hat", "batch norm", "view", "slices", "changed in place"],
+)
+def test_steps_as_they_are_noted_down_for_a_gpu_are_the_same_steps(trunk, kind, monkeypatch):
+    """On a CPU, and not compiled. Without dropout, which follows the order of images in memory."""
     monkeypatch.setattr(compiled, "_compiled", lambda graph, inputs: copy.deepcopy(graph))
     monkeypatch.setattr(compiled, "_known", {})
-    used = []
-    monkeypatch.setattr(formulas, "few", lambda x, *_: used.append(x.shape[1]) or x.shape[1] == 3)
+    monkeypatch.setattr(formulas, "on_gpu", lambda x: True)
+    by_patches, used = formulas.by_patches, []
+    monkeypatch.setattr(formulas, "by_patches", lambda *how: used.append(how[0].shape[1]) or by_patches(*how))
     states = []
     for engine in ("eager", "compiled"):
-        method = convolutional(pictures(1), dropout=0.0)
-        method.learn(pictures(1)[0], Trainer(Regime(epochs=2, batch=16, lr=0.02), engine=engine))
+        task = pictures(1)[0]
+        with seeded(0, "weights"):
+            method = kind(Network(trunk(), [task.classes], task.train.inputs(torch.arange(2))))
+        fit = Trainer(Regime(epochs=2, batch=16, lr=0.02), engine=engine)
+        method.learn(task, fit)
+        assert fit.fits[0].engine == engine
         states.append(method.state_dict())
-    assert used == [3, 8, 3], "both convolutions, and back the one that sees images"
+    assert set(used) == {3}, "of images only"
     for key, value in states[0].items():
         torch.testing.assert_close(states[1][key], value, rtol=1e-3, atol=1e-4)

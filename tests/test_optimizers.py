@@ -114,3 +114,10 @@ def test_what_is_fused():
     assert fusable(weight.contiguous(memory_format=torch.channels_last))
     assert not fusable(weight.bfloat16())
     assert not fusable(weight[:, :, ::2])
+
+
+def test_complex_weights():
+    weight = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    Optimizer(Regime(optimizer="momentum"), [weight], torch.tensor(0.1))
+    with pytest.raises(ValueError, match="adam takes no complex weights"):
+        Optimizer(Regime(optimizer="adam"), [weight], torch.tensor(0.1))

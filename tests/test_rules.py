@@ -1,12 +1,15 @@
 """The rule of the step, broken on purpose in every way that the check promises to notice."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from hatrack import Method, Network, Regime, Trainer
 from hatrack.networks import mlp
-from hatrack.rules import RuleBroken
+from hatrack.rules import RuleBroken, watch_step
 from tests.toys import toy_tasks
 
 
@@ -99,6 +102,45 @@ class Counts(Method):
         return super().loss(batch) + 0 * batch.y.bincount().sum()
 
 
+class Seeds(Method):
+    def loss(self, batch):
+        torch.manual_seed(1)
+        return super().loss(batch)
+
+
+class SetsBack(Method):
+    """As checkpointing of activations does it, to draw the same dropout again."""
+
+    def loss(self, batch):
+        state = torch.get_rng_state()
+        torch.rand(3)
+        torch.random.set_rng_state(state)
+        return super().loss(batch)
+
+
+class PythonRandom(Method):
+    def loss(self, batch):
+        return super().loss(batch) * (1 if random.random() < 0.5 else 2)
+
+
+class NumpyRandom(Method):
+    def loss(self, batch):
+        return super().loss(batch) * float(np.random.rand())
+
+
+class Helper:
+    steps = 0
+
+
+class CounterElsewhere(Method):
+    def __init__(self, net):
+        super().__init__(net)
+        self.helper = Helper()
+
+    def constrain(self):
+        self.helper.steps += 1
+
+
 class Harmless(Method):
     """Everything here is allowed: factories on the device, where, in-place changes, a choice by the task."""
 
@@ -138,6 +180,11 @@ def train(kind: type[Method], watch: bool) -> None:
         (Growing, "rebinds .* losses"),
         (Counts, "bincount"),
         (ToList, r"\.tolist\(\)"),
+        (Seeds, "sets a generator"),
+        (SetsBack, "sets a generator"),
+        (PythonRandom, "from Python or numpy"),
+        (NumpyRandom, "from Python or numpy"),
+        (CounterElsewhere, "rebinds .* helper"),
     ],
 )
 def test_a_broken_rule_is_caught(kind, said):
@@ -148,3 +195,10 @@ def test_a_broken_rule_is_caught(kind, said):
 
 def test_what_is_allowed_is_not_caught():
     train(Harmless, watch=True)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_what_was_drawn_while_it_was_watched_is_drawn_again(draw):
+    with pytest.raises(RuleBroken, match="from Python or numpy"), watch_step(nn.Module()):
+        drawn = draw()
+    assert draw() == drawn

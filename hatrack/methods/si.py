@@ -28,7 +28,7 @@ class SI(Method):
 
     paper: ClassVar[str] = "Zenke et al. 2017"
     needs: ClassVar[str] = "task id at test, unless the head is shared"
-    costs: ClassVar[str] = "three numbers per weight, and two more while a task is learned"
+    costs: ClassVar[str] = "five numbers per weight, of which three are saved"
 
     importance: Tensor  # each (weights,)
     anchor: Tensor
