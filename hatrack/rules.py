@@ -1,7 +1,7 @@
 """The rule of the step, checked on any machine, so that a computer without a GPU guards the GPU's recorded steps.
 
-Inside a step, Python may depend on the task but never on a tensor's value; no tensor is made from Python data; random numbers
-come from torch's generators, which nobody sets; and nothing is rebound: parameters, buffers and plain attributes are
+Inside a step, Python may depend on the task but never on a tensor's value; no tensor is made from Python data; random
+numbers come from torch's generators, which nobody sets; and nothing is rebound: parameters, buffers and plain attributes are
 afterwards the same objects at the same addresses.
 """
 
