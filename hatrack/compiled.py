@@ -136,11 +136,10 @@ def _matters(node: fx.Node) -> bool:
     return (schema is not None and any(map(writes, schema.arguments))) or torch.Tag.nondeterministic_seeded in tags
 
 
-def writes(argument: torch.Argument) -> bool:
+def writes(argument: Any) -> bool:
     """Is an operation's argument written to? Batch norms don't say so of their statistics."""
-    return argument.name in ("running_mean", "running_var") or (
-        argument.alias_info is not None and argument.alias_info.is_write
-    )
+    told: bool = argument.alias_info is not None and argument.alias_info.is_write
+    return told or argument.name in ("running_mean", "running_var")
 
 
 def _form(tensors: Sequence[Tensor]) -> str:

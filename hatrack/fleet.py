@@ -63,7 +63,7 @@ def carry_out(
                     item()
             elif torch.device(device).type == "cuda":
                 with numbers(precision, torch.device(device)):  # until the last is done: it holds for all threads
-                    side_by_side([partial(_or_stop_all, item) for item in work], torch.device(device), workers)
+                    _in_threads(work, torch.device(device), workers)
             else:
                 Team(todo, how, display, found).work(workers)
         except Stopped as error:
@@ -97,12 +97,22 @@ def _one(name: str, spec: Run, how: Mapping[str, Any], show: Show, found: dict[s
 # Stopping
 
 
-def _or_stop_all(item: Callable[[], None]) -> None:
-    """If it fails, the others save and stop."""
+def _in_threads(work: Sequence[Callable[[], None]], device: torch.device, workers: int) -> None:
+    """Side by side on a GPU. If one fails, the others save and stop."""
+
+    def or_stop_all(item: Callable[[], None]) -> None:
+        try:
+            item()
+        except BaseException:
+            stopping.set()
+            raise
+
     try:
-        item()
+        side_by_side([partial(or_stop_all, item) for item in work], device, workers)
+    except Stopped:
+        raise
     except BaseException:
-        stopping.set()
+        stopping.clear()  # nobody asked for an end: later runs are not meant
         raise
 
 

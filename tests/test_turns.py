@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hatrack import fleet, turns
-from hatrack.checkpoint import stopping
+from hatrack.checkpoint import Stopped, stopping
 
 CPU = torch.device("cpu")
 
@@ -123,14 +123,29 @@ def test_if_one_fails_the_others_save_and_stop():
 
     def goes_on():
         for step in range(1000):
-            if stopping.is_set():  # as a journal looks
-                return
+            if stopping.is_set():  # as a journal does
+                raise Stopped("saved")
             steps.append(step)
             turns.step_done()
 
+    with pytest.raises(ValueError, match="broken"):
+        fleet._in_threads([fails, goes_on, goes_on], CPU, 3)
+    assert len(steps) < 10
+    assert not stopping.is_set(), "later runs go on"
+
+
+def test_if_somebody_asks_for_an_end_all_stop():
+    def goes_on(number):
+        for step in range(1000):
+            if number == 0 and step == 3:
+                stopping.set()
+            if stopping.is_set():
+                raise Stopped("saved")
+            turns.step_done()
+
     try:
-        with pytest.raises(ValueError, match="broken"):
-            turns.side_by_side([lambda: fleet._or_stop_all(fails), goes_on], CPU, 2)
+        with pytest.raises(Stopped, match="saved"):
+            fleet._in_threads([lambda n=n: goes_on(n) for n in range(3)], CPU, 3)
+        assert stopping.is_set()
     finally:
         stopping.clear()
-    assert len(steps) < 10
