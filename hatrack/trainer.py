@@ -70,9 +70,6 @@ class Trainer:
     def start(self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any) -> Course:
         """A fit, ready for its first epoch."""
         method.net.expect(task.index, task.name, task.classes, task.shape)
-        seen = task.train.inputs(torch.zeros(1, dtype=torch.int64, device=task.train.y.device))
-        if seen.dtype != method.net.example.dtype:  # which the trunk has taken
-            method.net.check_precision(seen, f"task {task.name!r}")
         regime = replace(self.regime.at(task.index), **changes)
         if isinstance(task.train.task, int):
             method.net.remember(task.index, task.train.view, task.train.x[0].numel())
@@ -135,11 +132,14 @@ class Trainer:
                 course.epoch()
                 if self.progress:
                     self.progress(Moment(task, len(method.net.classes), course.regime, course.fitted))
-        except BaseException:
+        except BaseException as error:
             self.past[method].fits[task.index] -= 1  # another try sees the same batches
             self.fits.pop()
             course.best = before
             course.close()
+            if isinstance(error, RuntimeError):  # perhaps it can be said in plainer words
+                seen = task.train.inputs(torch.zeros(1, dtype=torch.int64, device=task.train.y.device))
+                method.net.check_precision(seen, f"task {task.name!r}")
             raise
         if course.regime.keep_state:
             state = course.optimizers.main.state

@@ -152,7 +152,7 @@ class Network(nn.Module):
             )
 
     def check_precision(self, images: Tensor, what: str) -> None:
-        """An error in one line if the trunk computes in another precision than that of these images."""
+        """After an error: another one, in one line, if the trunk computes in another precision than that of these images."""
         kinds = {p.dtype for p in self.trunk.parameters() if p.is_floating_point()}
         if kinds and images.dtype not in kinds:
             seen, own = (str(kind).removeprefix("torch.") for kind in (images.dtype, min(kinds, key=str)))
