@@ -76,6 +76,7 @@ def norms(tensors: list[Tensor], order: float = 2, dtype: torch.dtype | None = N
 
 
 def scaled(tensors: list[Tensor], by: Tensor) -> None:
+    """Clipping; and below, Adam's counts of steps."""
     for tensor in tensors:
         tensor.mul_(by)
 

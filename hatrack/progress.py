@@ -12,6 +12,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from hatrack.run import Run
 from hatrack.trainer import Moment
 
+EVERY = 60.0  # seconds between two lines in a log
+
 
 def describe(spec: Run, moment: Moment) -> tuple[float, str]:
     """How much of a run is done, and a line that says where it stands."""
@@ -28,11 +30,9 @@ def one_line(message: Warning | str, category: object, filename: object, lineno:
     return f"hatrack: {message}\n"
 
 
-EVERY = 60.0  # seconds between two lines in a log
-
-
 class Display:
-    """A bar over all runs, with the task, epoch, loss and accuracy of the one that moved last, and the time left."""
+    """A bar over all runs, with the task, epoch, loss and accuracy of the one that moved last, and the time left.
+    Where there is no terminal, a line now and then."""
 
     def __init__(self, runs: int) -> None:
         console = Console(stderr=True)

@@ -122,12 +122,15 @@ def _content(value: Any) -> Any:
 
 @contextmanager
 def _no_other_randomness() -> Iterator[None]:
-    """What is drawn by Python or numpy would be drawn only once; the generators are set back."""
+    """What is drawn by Python or numpy would be drawn only once; their generators are set back, whatever happens."""
     own, theirs = random.getstate(), np.random.get_state(legacy=False)
-    yield
-    moved = random.getstate() != own or repr(np.random.get_state(legacy=False)) != repr(theirs)
-    random.setstate(own)
-    np.random.set_state(theirs)
+    try:
+        yield
+        now = np.random.get_state(legacy=False)["state"]
+        moved = random.getstate() != own or not all(np.array_equal(now[key], theirs["state"][key]) for key in now)
+    finally:
+        random.setstate(own)
+        np.random.set_state(theirs)
     if moved:
         raise RuleBroken("the step draws random numbers from Python or numpy, which a recorded step would not do again")
 

@@ -202,3 +202,16 @@ def test_what_was_drawn_while_it_was_watched_is_drawn_again(draw):
     with pytest.raises(RuleBroken, match="from Python or numpy"), watch_step(nn.Module()):
         drawn = draw()
     assert draw() == drawn
+
+
+def test_generators_are_set_back_after_another_error_too():
+    def fails():
+        random.random()
+        raise ZeroDivisionError
+
+    random.seed(0)
+    with pytest.raises(ZeroDivisionError), watch_step(nn.Module()):
+        fails()
+    drawn = random.random()
+    random.seed(0)
+    assert random.random() == drawn
