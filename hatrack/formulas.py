@@ -3,7 +3,7 @@ around it, or products that a GPU is quicker at. `Compiled` uses these formulas;
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 aten = torch.ops.aten
 NARROW = 2**24  # products of numbers in a matrix product: up to here a narrow one is quicker as plain sums
+SMALL = 2**17  # numbers in a gradient: up to here a GPU takes longer to begin with it than to read it
 FEW = 4  # channels of an image, for which convolutions have no good kernels
 PATCHES = 2**25  # numbers in all patches of a batch of images: above it they would take too much memory
 seen: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}  # images and their patches, while a step is noted down
@@ -69,10 +70,19 @@ def adamw(*args: Any, **how: Any) -> Any:
     return adam(*args, decoupled=True, **how)
 
 
-def norms(tensors: list[Tensor], order: float = 2, dtype: torch.dtype | None = None) -> Any:
-    """The norm of every gradient: the masks on gradients are then applied while they are read for it."""
-    usual = order == 2 and dtype is None and all(t.dtype in (torch.float32, torch.float64) for t in tensors)
-    return [t.square().sum().sqrt() for t in tensors] if usual else NotImplemented
+def noting() -> bool:
+    """Is what happens now noted down, to be compiled?"""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
+def norm(tensors: list[Tensor]) -> Tensor:
+    """The norm of all of them taken together. Compiled by plain sums: masks on gradients are applied while they are read for
+    it, and a GPU reads all small ones in one go."""
+    if not noting() or any(t.dtype not in (torch.float32, torch.float64) for t in tensors):
+        return cast(Tensor, torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors))))
+    small = [t.flatten() for t in tensors if on_gpu(t) and t.numel() <= SMALL]
+    parts = [t for t in tensors if not on_gpu(t) or t.numel() > SMALL] + ([torch.cat(small)] if small else [])
+    return torch.stack([t.square().sum() for t in parts]).sum().sqrt()
 
 
 def scaled(tensors: list[Tensor], by: Tensor) -> None:
@@ -140,14 +150,11 @@ def few(x: Tensor, weight: Tensor, dilation: list[int], transposed: bool, _: Any
 
 def mixed(x: Tensor, weight: Tensor) -> bool:
     """Are the channels of the images last in memory, but not those of the weights?"""
-    last = torch.channels_last
-    return (
-        on_gpu(x)
-        and x.dim() == 4
-        and not x.is_contiguous()
-        and x.is_contiguous(memory_format=last)
-        and not weight.is_contiguous(memory_format=last)
-    )
+    return on_gpu(x) and channels_last(x) and not weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def channels_last(x: Tensor) -> bool:
+    return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def patches(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
@@ -182,15 +189,48 @@ def by_patches_backward(grad: Tensor, x: Tensor, weight: Tensor, stride: list[in
     return torch.bmm(mine.transpose(1, 2), saw).sum(0).view_as(weight)
 
 
+# What images go through besides
+
+
+def dropout(x: Tensor, share: float, train: bool | None) -> Any:
+    """Images whose channels are last stay so: as seen by the compiler, they would be copied for it, and again after it."""
+    if not on_gpu(x) or not channels_last(x) or x.storage_offset():
+        return NotImplemented
+    count, filters, height, width = x.shape
+    rows = x.as_strided((count, height, width, filters), (height * width * filters, width * filters, filters, 1))
+    return tuple(t.permute(0, 3, 1, 2) for t in aten.native_dropout.default(rows, share, train))
+
+
+def max_pool_backward(
+    grad: Tensor, x: Tensor, size: list[int], stride: list[int], padding: list[int], dilation: list[int], *more: Any
+) -> Any:
+    """Windows side by side: a place gets the gradient of its window or nothing, which needs no sums at scattered places."""
+    ceil, found = more
+    apart = stride in ([], size) and not any(padding) and set(dilation) == {1} and not ceil
+    if not on_gpu(x) or x.dim() != 4 or not apart:
+        return NotImplemented
+    height, width = x.shape[2:]
+
+    def spread(t: Tensor) -> Tensor:
+        """Of windows, to all their places; places beyond the last window get nothing."""
+        wide = t[:, :, :, None, :, None].expand(-1, -1, -1, size[0], -1, size[1]).flatten(4).flatten(2, 3)
+        return F.pad(wide, (0, width - wide.shape[3], 0, height - wide.shape[2]))
+
+    places = torch.arange(height * width, device=x.device).view(height, width)
+    out = torch.where(spread(found) == places, spread(grad), 0)
+    return out.contiguous(memory_format=torch.channels_last) if channels_last(x) else out
+
+
 FORMULAS: dict[Any, Callable[..., Any]] = {
     aten._fused_sgd_.tensor_lr: sgd,
     aten._fused_adam_.tensor_lr: adam,
     aten._fused_adamw_.tensor_lr: adamw,
-    aten._foreach_norm.Scalar: norms,
     aten._foreach_mul_.Tensor: scaled,
     aten._foreach_add_.Scalar: counted,
     aten.addmm.default: narrow_product,
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
+    aten.native_dropout.default: dropout,
+    aten.max_pool2d_with_indices_backward.default: max_pool_backward,
 }
 CHANGE_LAYOUT = (aten.convolution.default, aten.convolution_backward.default)  # what comes out has its channels last

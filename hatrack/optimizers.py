@@ -24,8 +24,7 @@ def clip(weights: list[nn.Parameter], limit: float) -> None:
     """Gradients whose norm, all taken together, is larger than the limit become as much smaller."""
     grads = [weight.grad for weight in weights if weight.grad is not None]
     if grads:
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-        torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1))
+        torch._foreach_mul_(grads, (limit / (formulas.norm(grads) + 1e-6)).clamp(max=1))
 
 
 class Optimizer:

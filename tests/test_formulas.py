@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from hatrack import formulas
+from hatrack.compiled import noted
 
 WIDE = torch.float64
 
@@ -54,6 +55,8 @@ def test_on_a_cpu_products_stay_as_they_are():
     assert formulas.convolution(x, weight, None, *how) is NotImplemented
     assert formulas.convolution_backward(x, x, weight, [4], *how, [False, True, True]) is NotImplemented
     assert formulas.narrow_product(torch.zeros(2), x.flatten(1), torch.randn(192, 2)) is NotImplemented
+    assert formulas.dropout(x.contiguous(memory_format=torch.channels_last), 0.2, True) is NotImplemented
+    assert formulas.max_pool_backward(x, x, [1, 1], [1, 1], [0, 0], [1, 1], False, x) is NotImplemented
 
 
 def test_lists_of_tensors():
@@ -66,13 +69,71 @@ def test_lists_of_tensors():
     assert all(map(torch.equal, one, two))
 
 
-def test_norms():
-    tensors = [torch.randn(4, 5), torch.randn(7), torch.zeros(3)]
-    expected = torch._foreach_norm(tensors)
-    torch.testing.assert_close(formulas.norms(tensors), list(expected))
-    assert formulas.norms(tensors, 1) is NotImplemented
-    for kind in (torch.complex64, torch.float16):  # squares would be wrong, or too large
-        assert formulas.norms([torch.ones(2, dtype=kind)]) is NotImplemented
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_norm_of_all(gpu, monkeypatch):
+    monkeypatch.setattr(formulas, "on_gpu", lambda x: gpu)
+    monkeypatch.setattr(formulas, "SMALL", 7)
+    tensors = [torch.randn(4, 5), torch.randn(7), torch.zeros(3), torch.randn(2, 3, dtype=WIDE)]
+    expected = sum(float(value) ** 2 for t in tensors for value in t.flatten()) ** 0.5
+    torch.testing.assert_close(formulas.norm(tensors).double(), torch.tensor(expected, dtype=WIDE))
+    graph, _ = noted(lambda *given: formulas.norm(list(given)), tuple(tensors))
+    torch.testing.assert_close(graph(*tensors).double(), torch.tensor(expected, dtype=WIDE))
+    assert ("cat" in graph.code) is gpu
+    assert "foreach" not in graph.code
+
+
+@pytest.mark.parametrize("kind", [torch.complex64, torch.float16])
+def test_norms_whose_squares_would_be_wrong_or_too_large(kind):
+    tensors = (torch.full((2,), 300, dtype=kind), torch.full((2,), 400, dtype=kind))
+    graph, _ = noted(lambda *given: formulas.norm(list(given)), tensors)
+    assert graph(*tensors).isfinite()
+    torch.testing.assert_close(graph(*tensors).real.float(), torch.tensor(500000.0).sqrt(), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("size", "shape"), [([2, 2], (3, 4, 7, 6)), ([3, 2], (2, 5, 7, 9)), ([1, 1], (2, 3, 4, 4))])
+def test_the_gradient_of_windows_side_by_side(size, shape, last, monkeypatch):
+    monkeypatch.setattr(formulas, "on_gpu", lambda x: True)
+    x = torch.randint(0, 4, shape).double()  # equal numbers in many windows
+    x = (x.contiguous(memory_format=torch.channels_last) if last else x).requires_grad_()
+    out, found = F.max_pool2d(x, size, return_indices=True)
+    grad = torch.randn_like(out)
+    (expected,) = torch.autograd.grad(out, x, grad)
+    how = ([0, 0], [1, 1], False, found)
+    given = formulas.max_pool_backward(grad, x.detach(), size, size, *how)
+    assert torch.equal(given, expected)
+    assert given.stride() == x.stride()
+    assert torch.equal(formulas.max_pool_backward(grad, x.detach(), size, [], *how), expected)
+
+
+def test_windows_that_overlap_or_leave_the_image_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(formulas, "on_gpu", lambda x: True)
+    x = torch.randn(2, 3, 8, 8)
+    for stride, padding, dilation, ceil in (
+        ([1, 1], [0, 0], [1, 1], False),
+        ([2, 2], [1, 1], [1, 1], False),
+        ([2, 2], [0, 0], [2, 1], False),
+        ([2, 2], [0, 0], [1, 1], True),
+    ):
+        given = formulas.max_pool_backward(x, x, [2, 2], stride, padding, dilation, ceil, x)
+        assert given is NotImplemented
+    assert formulas.max_pool_backward(x[0], x[0], [2, 2], [2, 2], [0, 0], [1, 1], False, x[0]) is NotImplemented
+
+
+def test_dropout_keeps_the_channels_last(monkeypatch):
+    monkeypatch.setattr(formulas, "on_gpu", lambda x: True)
+    x = torch.rand(8, 6, 9, 7).contiguous(memory_format=torch.channels_last) + 1
+    torch.manual_seed(0)
+    out, mask = formulas.dropout(x, 0.2, True)
+    torch.manual_seed(0)
+    expected = torch.native_dropout(x.permute(0, 2, 3, 1).contiguous(), 0.2, True)  # drawn in the order of memory
+    assert torch.equal(out.permute(0, 2, 3, 1), expected[0])
+    assert torch.equal(mask.permute(0, 2, 3, 1), expected[1])
+    assert out.stride() == mask.stride() == x.stride()
+    torch.testing.assert_close(out, torch.where(mask, x / 0.8, 0))
+    assert 0.7 < mask.float().mean() < 0.9
+    assert formulas.dropout(x.contiguous(), 0.2, True) is NotImplemented
+    assert formulas.dropout(x[1:], 0.2, True) is NotImplemented  # it begins elsewhere in memory
 
 
 def test_narrow_products_keep_the_precision(monkeypatch):
