@@ -6,6 +6,7 @@ besides its inputs (parameters, buffers, data) is an input like the others. So t
 of two tasks, are one and the same list, and torch's compiler sees it once.
 """
 
+import hashlib
 import logging
 import threading
 import warnings
@@ -69,7 +70,7 @@ class Compiled:
             with _one_at_a_time, torch.autocast(inputs[0].device.type, enabled=False):  # it is noted down where it was on
                 text = f"{graph.code}{_form(everything)}"
                 if text not in _known:
-                    _known[text] = _compiled(graph, everything)
+                    _known[text] = _compiled(graph, everything, text)
                 with fork_rng(), restored([t for t in self.tensors if t.untyped_storage().data_ptr() in written]):
                     _known[text](*everything)
             self.run = _known[text]
@@ -91,15 +92,24 @@ class Compiled:
         raise reason
 
 
-def _compiled(graph: fx.GraphModule, inputs: list[Tensor]) -> Run:
+def _compiled(graph: fx.GraphModule, inputs: list[Tensor], text: str) -> Run:
+    """The compiler keeps its code on the disk for other processes, by a key of its own, which says nothing of tensors that
+    share memory: so the text, which does, goes into it."""
     with warnings.catch_warnings():  # the compiler's own
         warnings.simplefilter("ignore")
+        from torch._guards import TracingContext, tracing
         from torch._inductor.compile_fx import compile_fx  # takes seconds to import
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         logging.getLogger("torch._inductor.select_algorithm").setLevel(logging.ERROR)  # its remarks help no user
         lists = any("_foreach_" in str(node.target) for node in graph.graph.nodes)
         options = OPTIONS | {"loop_ordering_after_fusion": not lists}  # torch 2.11 fails on operations on lists of tensors
-        return cast(Run, compile_fx(graph, inputs, config_patches=options))
+        fake = FakeTensorMode(shape_env=ShapeEnv())  # without a ShapeEnv it keeps nothing
+        forms = [fake.from_tensor(t, static_shapes=True) for t in inputs]
+        key = hashlib.sha256(text.encode()).hexdigest()
+        with tracing(TracingContext(fake)), torch.compiler.config.patch(cache_key_tag=key):  # type: ignore[attr-defined]
+            return cast(Run, compile_fx(graph, forms, config_patches=options))
 
 
 def noted(

@@ -19,7 +19,7 @@ needs_a_compiler = pytest.mark.skipif(not can_compile(gpu=False), reason="no C++
 @pytest.fixture
 def as_noted(monkeypatch):
     """The operations as they were noted down, not compiled: that takes seconds each time."""
-    monkeypatch.setattr(compiled, "_compiled", lambda graph, inputs: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "_compiled", lambda graph, *_: copy.deepcopy(graph))
     monkeypatch.setattr(compiled, "_known", {})
 
 
@@ -101,7 +101,7 @@ def test_everything_that_a_function_uses_becomes_an_input():
 
 
 def test_what_can_t_be_compiled_runs_as_it_is(monkeypatch):
-    def fail(graph, inputs):
+    def fail(graph, inputs, text):
         raise RuntimeError("no compiler\nat all")
 
     monkeypatch.setattr(compiled, "_compiled", fail)
@@ -125,7 +125,7 @@ def test_code_that_fails_when_it_runs_is_not_used(monkeypatch):
         weight.zero_()
         raise TypeError("expected Tensor() for op")
 
-    monkeypatch.setattr(compiled, "_compiled", lambda graph, inputs: broken)
+    monkeypatch.setattr(compiled, "_compiled", lambda graph, *_: broken)
     monkeypatch.setattr(compiled, "_known", {})
     weight = torch.ones(2)
     fast = Compiled(lambda x: weight.add_(x), 2)
@@ -240,6 +240,23 @@ def test_the_real_compiler():
     assert torch.equal(first, logits(again, tasks[0]))
     for key, value in fast.state_dict().items():
         assert torch.equal(value, again.state_dict()[key]), f"{key}: the same run, the same bits"
+
+
+@needs_a_compiler
+def test_what_was_compiled_is_there_for_the_next_process(monkeypatch, tmp_path):
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    weight, draws = torch.ones(5), torch.randn(4, 5)
+    for found in (0, 1):
+        monkeypatch.setattr(compiled, "_known", {})  # as in another process
+        counters.clear()
+        step = Compiled(lambda x: weight.sub_(0.1 * (x * weight).sum(0)).sum(), 4)
+        before = weight.clone()
+        step(draws)
+        torch.testing.assert_close(weight, before - 0.1 * (draws * before).sum(0))
+        assert not step.failed
+        assert counters["inductor"]["fxgraph_cache_hit"] == found
 
 
 @needs_a_compiler

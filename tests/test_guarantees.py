@@ -101,7 +101,7 @@ def test_compiled():
 
 def test_killed_and_resumed_while_compiled(tmp_path, monkeypatch):
     """With the operations as they were noted down; the compiler itself does not know where a run stands."""
-    monkeypatch.setattr(compiled, "_compiled", lambda graph, inputs: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "_compiled", lambda graph, *_: copy.deepcopy(graph))
     monkeypatch.setattr(compiled, "_known", {})
     from hatrack import run
 
@@ -166,7 +166,7 @@ def usual() -> nn.Module:
 )
 def test_steps_as_they_are_noted_down_for_a_gpu_are_the_same_steps(trunk, kind, monkeypatch):
     """On a CPU, and not compiled. Without dropout, which follows the order of images in memory."""
-    monkeypatch.setattr(compiled, "_compiled", lambda graph, inputs: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "_compiled", lambda graph, *_: copy.deepcopy(graph))
     monkeypatch.setattr(compiled, "_known", {})
     monkeypatch.setattr(formulas, "on_gpu", lambda x: True)
     by_patches, used = formulas.by_patches, []
