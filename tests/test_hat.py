@@ -86,9 +86,37 @@ def test_capacity_term_by_hand():
 def test_tiny_gates_lose_their_value_but_not_their_gradient():
     gates = torch.tensor([1e-30, 1e-13, 1e-11, 0.3, 1.0], requires_grad=True)
     out = without_denormals(gates)
-    assert out.tolist() == [0.0, 0.0, *gates.tolist()[2:]]
+    assert torch.equal(out, torch.tensor([1e-12, 1e-12, 1e-11, 0.3, 1.0]))
     (out * torch.arange(5.0)).sum().backward()
     assert gates.grad.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("s", [20.0, 60.0, 100.0, 160.0, 400.0])
+def test_the_gradient_of_embeddings_is_the_paper_s_for_open_and_closed_units(s):
+    """The gate behind the relu, in float64, and the compensation with |se| up to 50: closed units are pulled by the task."""
+    task = toy_tasks(1, train=8, valid=0.0)[0]
+    hat = make_hat([task], widths=(40, 30), c=0.0)
+    order = torch.randperm(70, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():  # above 8 the slope of a sigmoid in float32 is less and less exact
+        hat.embeddings[0].copy_(torch.linspace(-45, 8, 70)[order] / s)
+    x, y = task.train.inputs(torch.arange(8)), task.train.y
+    step = round((s - 1 / 400) / (400 - 1 / 400) * 10**6)
+    batch = place(step, 10**6 + 1)._replace(x=x, y=y)
+    hat.loss(batch).backward()
+    hat.edit_grads(batch)
+
+    weights = {name: p.detach().double() for name, p in hat.net.named_parameters()}
+    e = hat.embeddings[0].detach().double().requires_grad_()
+    a = torch.sigmoid(s * e)
+    h = torch.relu(x.double().flatten(1) @ weights["trunk.1.weight"].T + weights["trunk.1.bias"]) * a[:40]
+    h = torch.relu(h @ weights["trunk.3.weight"].T + weights["trunk.3.bias"]) * a[40:]
+    out = h @ weights["heads.0.weight"].T + weights["heads.0.bias"]
+    (grad,) = torch.autograd.grad(-out.log_softmax(1)[torch.arange(8), y].mean(), e)
+    with torch.no_grad():
+        wanted = grad * 400 / s * (torch.cosh((s * e).clamp(-50, 50)) + 1) / (torch.cosh(e) + 1)
+    closed = e < -30 / s
+    assert wanted[closed].abs().max() > 0.1
+    torch.testing.assert_close(hat.embeddings[0].grad.double(), wanted, rtol=2e-3, atol=1e-4)
 
 
 def test_one_step_by_hand():

@@ -236,9 +236,9 @@ class HAT(Method):
 
 
 def without_denormals(gates: Tensor) -> Tensor:
-    """Gates under 1e-12 become 0, with the gradient they had. No sum in float32 would show the difference, but products of
-    such gates are denormal numbers, which a CPU computes many times slower."""
-    return gates + (torch.where(gates < 1e-12, 0, gates) - gates).detach()
+    """Gates under 1e-12 become 1e-12, with the gradient they had. No sum in float32 would show the difference, but products
+    of such gates are denormal numbers, which a CPU computes many times slower. Not 0: behind it a relu has no slope."""
+    return gates + (gates.clamp(min=1e-12) - gates).detach()
 
 
 def compensation(e: Tensor, s: Tensor, smax: float) -> Tensor:
