@@ -1,5 +1,6 @@
 """Operations spelled out for the compiler: one call to torch becomes plain arithmetic, which it joins with what stands
-around it, or products that a GPU is quicker at. `Compiled` uses these formulas; a step that is not compiled does not.
+around it, or products that a GPU is quicker at. `Compiled` takes those in FORMULAS; a step that is not compiled takes an
+update from here only where torch has none for the weights it is given.
 """
 
 from collections.abc import Callable

@@ -28,6 +28,8 @@ FAR = 50.0  # standard deviations: no image is so far off those that a task was 
 class Fit(Protocol):
     """Trains a method on a task: the `fit` that `learn` is given. A `Trainer` is one."""
 
+    regime: Regime
+
     def __call__(
         self, method: "Method", task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any
     ) -> Any:
@@ -110,6 +112,10 @@ class Method(nn.Module):
 
     def revisit(self, task: Task) -> None:
         """A run goes on that had learned this task before it was stopped; for a method that keeps what no state can hold."""
+
+    def size(self) -> int:
+        """How many weights it keeps, those of all tasks together."""
+        return sum(p.numel() for p in self.parameters())
 
     def usage(self) -> dict[str, float]:
         """The share of every layer that finished tasks have taken for good; empty if a method takes nothing."""

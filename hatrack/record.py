@@ -59,11 +59,11 @@ class Record:
             return ""
         fullest = max(taken, key=lambda layer: taken[layer])
         full = [layer for layer, share in taken.items() if 1 - share < SCARCE]
-        return f"the fullest layer, {fullest}, is {taken[fullest]:.0%} taken" + (
-            f"; under {SCARCE:.0%} is free in {len(full)} of {len(taken)}: a wider network or a larger c leaves more room"
-            if full
-            else ""
-        )
+        said = f"the fullest layer, {fullest}, is {taken[fullest]:.0%} taken"
+        if not full:
+            return said
+        cure = "a wider network or a larger c" if "c" in self.spec["method_options"] else "a wider network"
+        return f"{said}; under {SCARCE:.0%} is free in {len(full)} of {len(taken)}: {cure} leaves more room"
 
     @property
     def halvings(self) -> str:

@@ -231,7 +231,7 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
             {"name": t.name, "classes": t.classes, "train": len(t.train), "valid": len(t.valid), "test": len(t.test)}
             for t in tasks
         ],
-        parameters=sum(p.numel() for p in method.parameters()),
+        parameters=method.size(),
         before=rows["before"],
         accuracy=[[accuracy for _, accuracy in row] for row in rows["tests"]],
         loss=[[loss for loss, _ in row] for row in rows["tests"]],

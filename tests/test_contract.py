@@ -183,6 +183,19 @@ def test_raw_images_are_seen_by_every_method(name):
 
 
 @every_method
+def test_raw_images_may_have_fewer_channels(name):
+    """Gray images of 4x4 that every method sees in three channels."""
+    x, y = torch.arange(40 * 16).view(40, 1, 4, 4).to(torch.uint8), torch.arange(40) % 3
+    task = Task.from_arrays(0, "gray", x, y, x, y)
+    view = dataclasses.replace(task.train.view, shape=(3, 4, 4), pixels=torch.arange(16).repeat(3)[None])
+    parts = {part: dataclasses.replace(getattr(task, part), view=view) for part in ("train", "valid", "test")}
+    task = dataclasses.replace(task, **parts)
+    method = make(name, [task])
+    learn(method, [task])
+    assert len(method.predict(x, 0)) == 40
+
+
+@every_method
 def test_a_batch_may_mix_tasks(name):
     tasks = toy_tasks(3)
     method = make(name, tasks)

@@ -65,7 +65,7 @@ def test_alexnet_at_the_size_of_one(classes, widths, authors):
     method = PNN(net, columns="budget")
     used, dead = used_and_dead(widths, classes)
     assert method.widths == list(widths)
-    assert count(method) - count(net) == used
+    assert count(method) - count(net) == used == method.size()
     assert used + dead == authors
 
 
@@ -74,7 +74,10 @@ def test_full_columns_of_a_small_network():
     column = 12 * 17 + 10 * 13
     lateral = [j + 12 * (12 * j + 1) + 10 * 13 for j in (1, 2)]  # into the second layer, from the first of j columns
     heads = 11 * (3 + 2 + 4)
-    assert count(PNN(net)) == 3 * column + sum(lateral) + heads  # the trunk and the heads are used, not copied
+    method = PNN(net)
+    assert (
+        count(method) == method.size() == 3 * column + sum(lateral) + heads
+    )  # the trunk and the heads are used, not copied
 
 
 def test_a_column_has_a_unit_at_least():

@@ -49,6 +49,14 @@ def saved(folder, **changes):
     return path
 
 
+def test_the_cure_of_a_full_network_is_the_method_s_own():
+    full = [{"1": 0.5, "3": 0.98}, {"1": 0.6, "3": 0.99}]
+    said = "the fullest layer, 3, is 99% taken; under 5% is free in 1 of 2: a wider network"
+    assert make(usage=full).capacity == f"{said} leaves more room"
+    assert make(usage=full, spec=SPEC | {"method_options": {"c": 0.75}}).capacity == f"{said} or a larger c leaves more room"
+    assert make(usage=[{"1": 0.5}, {"1": 0.9}]).capacity == "the fullest layer, 1, is 90% taken"
+
+
 def test_round_trip(tmp_path):
     record = make()
     path = record.save(tmp_path)

@@ -226,6 +226,16 @@ def test_the_page_needs_nothing_else(whole: Path) -> None:
     assert "@media print" in text
 
 
+def test_a_panel_of_another_seed_says_so(tmp_path: Path) -> None:
+    text = written(tmp_path, [make("sgd", 0), make("sgd", 1), make("hat", 1)])
+    assert "at seed 0 where no other is named" in text
+    panels = [part for part in text.split("<svg")[1:] if "validation accuracy in every epoch" in part]
+    assert {name: "row, seed 1" in part for part in panels for name in ("hat", "sgd") if f'aria-label="{name}' in part} == {
+        "hat": True,
+        "sgd": False,
+    }
+
+
 def test_ids_are_unique_and_references_lead_somewhere(whole: Path) -> None:
     text, page = read_page(whole)
     assert text.count("<svg") == 8  # accuracy, ratio, and of three methods the tasks and the training

@@ -7,7 +7,7 @@ generations only; a module that a path names twice in a layer counts once, as in
 """
 
 import math
-from typing import Annotated, ClassVar, NamedTuple, cast
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from hatrack.options import Option, check
 from hatrack.regime import Pace
 from hatrack.seeds import generator, seeded
 from hatrack.task import Task, TaskId
-from hatrack.trainer import Trainer
 
 
 class Choice(nn.Module):
@@ -145,7 +144,7 @@ class PathNet(Method):
 
     def _tournament(self, task: Task, fit: Fit, frozen: set[tuple[int, int]]) -> Tensor:
         """The path with the lowest validation loss of all that were tried; the method is left with its best weights."""
-        regime = cast(Trainer, fit).regime.at(task.index)  # the epochs to share, and how the learning rate falls
+        regime = fit.regime.at(task.index)  # the epochs to share, and how the learning rate falls
         rounds = min(self.generations, regime.epochs)
         epochs = regime.epochs // rounds
         source = generator(self.net.seed, "tournament", task.index)
@@ -177,6 +176,10 @@ class PathNet(Method):
         return losses[fitted.best]
 
     # Looking at it
+
+    def size(self) -> int:
+        """Without the network that it was made after."""
+        return sum(p.numel() for p in [*self.choices.parameters(), *self.heads.parameters()])
 
     def used_by(self, task: int) -> dict[str, Tensor]:
         """Its path, the modules on it, and its head."""

@@ -222,7 +222,7 @@ class _Masked(torch.autograd.Function):
 
     The gradient of e is compensated for the annealing as in HAT (2.5). The slope of the gate, s a (1 - a), times the factor
     smax (cosh(se) + 1) / (s (cosh(e) + 1)) is smax sigmoid(e) (1 - sigmoid(e)), because a (1 - a) = 1 / (2 (cosh(se) + 1)).
-    Outside -50 < se < 50 there is none, and none where a is exactly 1, in float32 from se = 17.3 on, as in HAT.
+    Outside -50 < se < 50 there is none, and none where a is exactly 1, in float32 from about se = 17 on, as in HAT.
     """
 
     @staticmethod

@@ -174,6 +174,10 @@ class PNN(Method):
         finally:
             self.learning = self.column = -1
 
+    def size(self) -> int:
+        """Without the network that it was made after."""
+        return sum(p.numel() for p in [*self.columns.parameters(), *self.heads.parameters()])
+
     def used_by(self, task: int) -> dict[str, Tensor]:
         """Its own column, those before it, and its head."""
         columns = islice(self.columns, self.column_of(task) + 1)

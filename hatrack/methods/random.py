@@ -37,6 +37,8 @@ class Random(Method):
         self.frequency = table
 
     def learn(self, task: Task, fit: Fit) -> None:
+        self.net.expect(task.index, task.name, task.classes, task.shape)
+        self.net.remember(task.index, task.train.view, task.train.x[0].numel())
         self._grow()
         labels = torch.cat([task.train.y, task.valid.y])
         self.frequency[task.index] = labels.bincount(minlength=self.frequency.shape[1]) / len(labels)

@@ -175,8 +175,9 @@ def _fits(record: Record) -> list[tuple[int, Matrix, int]]:
 
 
 def _training(setting: Setting, label: str) -> Figure | None:
-    """Validation accuracy in every epoch of the first seed, fit after fit; None without any."""
-    fits = _fits(setting.methods[label][0])
+    """Validation accuracy in every epoch of the method's first seed, fit after fit; None without any."""
+    first = setting.methods[label][0]
+    fits = _fits(first)
     if not any(np.isfinite(values).any() for _, values, _ in fits):
         return None
     everything = [values / 100 for group in setting.methods.values() for _, values, _ in _fits(group[0])]
@@ -191,7 +192,8 @@ def _training(setting: Setting, label: str) -> Figure | None:
     axes.set_xlim(0.5, start + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
     axes.grid(False, axis="x")
-    axes.set_xlabel("epochs, all tasks in a row")
+    seed = first.spec["seed"]
+    axes.set_xlabel("epochs, all tasks in a row" + ("" if seed == setting.seeds[0] else f", seed {seed}"))
     return figure
 
 

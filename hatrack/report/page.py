@@ -191,10 +191,8 @@ def _shaded(text: str, value: float, low: float, tag: str, faded: bool = False) 
 def _training(setting: Setting, drawings: list[Drawing]) -> str:
     if not any(d.kind == "training" for d in drawings):
         return "<p>No record holds validation accuracies.</p>"
-    text = (
-        f"Accuracy on validation data in every epoch, in percent, at seed {setting.seeds[0]}; a colour per task as above, a "
-    )
-    text += "dot where the weights were kept."
+    text = f"Accuracy on validation data in every epoch, in percent, at seed {setting.seeds[0]} where no other is named; "
+    text += "a colour per task as above, a dot where the weights were kept."
     if setting.reference("joint", setting.seeds[0]):
         text += " Joint training starts again with every task, on the data of all tasks so far."
     return f"<p>{text}</p>" + _grid(drawings, "training")
