@@ -226,8 +226,10 @@ def _carry_out(runs: Sequence[Run], out: Path, *, again: bool, parallel: int, **
         print(f"{there} of them {'was' if there == 1 else 'were'} there already and not run again; --again does")
 
 
-def _whose(said: str) -> str:
+def _whose(said: str, words: Sequence[str]) -> str:
     """For an option that this run does not have: who has it."""
+    if words[:1] != ["run"]:
+        return ""
     found = re.match(r"No such option: --([\w-]+)", said)
     name = found[1].replace("-", "_") if found else ""
     owners = [key for table in (METHODS, BENCHMARKS, NETWORKS) for key, entry in table.items() if name in parameters(entry)]
@@ -248,7 +250,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return int(application(words)(words or ["--help"], standalone_mode=False) or 0)
     except UsageError as error:
         said = " ".join(error.format_message().split())  # type: ignore[attr-defined]
-        print(f"hatrack: {_whose(said) or said}", file=sys.stderr)
+        print(f"hatrack: {_whose(said, words) or said}", file=sys.stderr)
     except (ValueError, IndexError, OSError, MemoryError, Diverged) as error:
         if os.environ.get("HATRACK_TRACEBACK"):
             raise

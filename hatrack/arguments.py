@@ -11,6 +11,7 @@ from hatrack.graph import PAYS
 from hatrack.options import Parameter, check_value
 
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda", metavar="NAME")]
+MANY = 10_000  # seeds of one range
 ENGINE = (
     "how steps run: eager; compiled (half a minute once, then faster); recorded (on a GPU); "
     f"auto: recorded on a GPU, and compiled in fits of {PAYS:,} steps or more"
@@ -44,6 +45,10 @@ def _metavar(parameter: Parameter) -> str | None:
     return {int: "N", float: "NUMBER", str: "TEXT"}.get(parameter.type, "N,N,...")
 
 
+def _words(parameter: Parameter) -> str:
+    return {int: "a whole number", float: "a number"}.get(parameter.type, "whole numbers separated by commas")
+
+
 def convert(parameter: Parameter, text: Any) -> Any:
     """The value that an option's text stands for; an error names the option, the value and what was expected."""
     value = text
@@ -56,9 +61,7 @@ def convert(parameter: Parameter, text: Any) -> Any:
             value = parameter.type(text)
         check_value(parameter, value)
     except ValueError as error:
-        said = (
-            str(error) if parameter.name in str(error) else f"{parameter.name} must be {_metavar(parameter)}, not {text!r}"
-        )
+        said = str(error) if parameter.name in str(error) else f"{parameter.name} must be {_words(parameter)}, not {text!r}"
         raise ValueError("--" + said.replace(parameter.name, parameter.name.replace("_", "-"), 1)) from None
     return value
 
@@ -69,12 +72,15 @@ def parse_seeds(text: str) -> list[int]:
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            seeds += range(int(first), int(last or first) + 1)
+            found = range(int(first), int(last or first) + 1)
+            if len(found) > MANY:
+                raise ValueError
+            seeds += found
     except ValueError:
         seeds = []
     if not seeds:
-        raise ValueError(f"--seeds must be a range such as 0-4 or a list such as 0,3,7, not {text!r}")
-    return seeds
+        raise ValueError(f"--seeds must be a range such as 0-4 (of {MANY:,} at most) or a list such as 0,3,7, not {text!r}")
+    return list(dict.fromkeys(seeds))
 
 
 def parse_device(name: str) -> str:

@@ -6,6 +6,7 @@ Then the same step runs eagerly, compiled, or recorded as a CUDA graph. `rules.w
 """
 
 import functools
+import operator
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -158,6 +159,7 @@ class Method(nn.Module):
     @torch.no_grad()
     def predict(self, images: Any, task: TaskId) -> Tensor:
         """The classes of raw images of a task: uint8, or float in the units of the task's own data; not normalised."""
+        task = number_of(task)
         if isinstance(task, int) and self.history and task not in self.history:
             self.net.known(task)
             raise ValueError(f"task {task} has not been learned; learned are {', '.join(map(str, self.history))}")
@@ -177,8 +179,22 @@ class Method(nn.Module):
 
 def _see_raw_images(method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Before `forward`: images of type uint8 are raw, and are brought to what the task's network sees."""
-    x, task = (*args, *(kwargs[name] for name in ("x", "task")[len(args) :]))
+    try:
+        x, task = (*args, *(kwargs[name] for name in ("x", "task")[len(args) :]))
+    except KeyError as missing:
+        raise TypeError(f"{missing} is missing: a method is called with images and the number of their task") from None
+    task = number_of(task)
     return ((method.net.see(channels_first("images", x), task) if x.dtype == torch.uint8 else x), task), {}
+
+
+def number_of(task: Any) -> TaskId:
+    """A task's number as Python's; numbers of many, one per image, as they are."""
+    if isinstance(task, int) or (isinstance(task, Tensor) and task.dim()):
+        return task
+    try:
+        return operator.index(task)
+    except TypeError:
+        raise ValueError(f"a task is given by its number, or a tensor of them, one per image, not {task!r}") from None
 
 
 def used_modules(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:

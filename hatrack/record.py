@@ -203,6 +203,9 @@ def clean(value: Any) -> Any:
 def write(path: Path, content: str | bytes) -> None:
     """To a temporary name, flushed, renamed: a file of this name is always whole, and on the disk when this returns."""
     data = content.encode() if isinstance(content, str) else content
+    path = path.resolve()  # a link stays a link
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError(f"{path} is not a file that could be replaced")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -213,7 +216,7 @@ def write(path: Path, content: str | bytes) -> None:
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno and error.filename is None:
+        if isinstance(error, OSError) and error.errno:
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
     flush_names(path.parent)

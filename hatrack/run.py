@@ -138,6 +138,9 @@ def run(
 
     Its state is saved there at every task and every so many minutes: a run that was stopped goes on where it was.
     """
+    engine_for(engine, torch.device(device), 0)  # an error now if it can't be had
+    with numbers(precision, torch.device(device)):
+        pass  # the same
     journal = None if out is None else journal_of(spec, Path(out), minutes=save_every)
     if journal and journal.done and not again:
         record = Record.load(journal.record)
@@ -145,7 +148,6 @@ def run(
         return record
     if stopping.is_set():
         raise Stopped("stopped before the next run")
-    engine_for(engine, torch.device(device), 0)  # an error now if it can't be had
     trainer = Trainer(spec.regime, seed=spec.seed, progress=progress, engine=engine)
     with numbers(precision, torch.device(device)), ExitStack() as open_files:
         began = time.perf_counter()

@@ -14,6 +14,8 @@ from hatrack.split import Batch, Place, Split, TaskId, View, place
 
 __all__ = ["Batch", "Split", "Task", "TaskId", "View", "check_labels", "move", "normal", "store"]
 
+UNITS = 2.0  # floats beyond it are not in the units of bytes that are scaled to 0 to 1
+
 
 @dataclass(frozen=True)
 class Task:
@@ -61,14 +63,19 @@ class Task:
         index = operator.index(index)
         if index < 0:
             raise ValueError(f"the number of a task counts from 0, not {index}")
+        if not isinstance(name, str):
+            raise ValueError(f"the name of a task is text, not {name!r}")
         train = store(f"task {name!r}, training", x_train, y_train)
         test = store(f"task {name!r}, test", x_test, y_test)
         if train[0].shape[1:] != test[0].shape[1:]:
             raise ValueError(
                 f"task {name!r}: training images are {tuple(train[0].shape[1:])}, test images {tuple(test[0].shape[1:])}"
             )
-        if classes is None:
-            classes = int(train[1].max()) + 1
+        check_units(f"task {name!r}", train[0], test[0], mean)
+        try:
+            classes = int(train[1].max()) + 1 if classes is None else operator.index(classes)
+        except TypeError:
+            raise ValueError(f"task {name!r}: classes must be a whole number, not {classes!r}") from None
         for part, (_, y) in (("training", train), ("test", test)):
             check_labels(f"task {name!r}, {part}", y, classes, every=part == "training")
         return cls.build(index, name, classes, train, test, normal(train[0].shape[1:], mean, std), valid=valid, seed=seed)
@@ -186,6 +193,18 @@ def as_tensor(what: str, values: Any) -> Tensor:
         raise ValueError(f"{what} ({error})") from None
 
 
+def check_units(what: str, train: Tensor, test: Tensor, mean: float | Sequence[float]) -> None:
+    """Bytes are scaled to 0 to 1 and floats are not: an error if they can't be in the same units."""
+    floats = [x for x in (train, test) if x.dtype != torch.uint8]
+    if len(floats) == 1 and floats[0].abs().max() > UNITS:
+        raise ValueError(
+            f"{what}: bytes (uint8) are scaled to 0 to 1, but of the training and test images one are floats up to "
+            f"{floats[0].abs().max().item():g}; give both as bytes or both as floats"
+        )
+    if len(floats) < 2 and torch.as_tensor(mean).max() > 1:
+        raise ValueError(f"{what}: bytes (uint8) are scaled to 0 to 1, and mean and std are in these units, not {mean!r}")
+
+
 def check_labels(what: str, y: Tensor, classes: int, *, every: bool) -> None:
     """Labels lie within the classes, and (where asked for) every class has an example."""
     if int(y.min()) < 0 or int(y.max()) >= classes:
@@ -195,7 +214,8 @@ def check_labels(what: str, y: Tensor, classes: int, *, every: bool) -> None:
     there: Tensor = y.unique()  # type: ignore[no-untyped-call]
     if every and len(there) < classes:
         gap = (there != torch.arange(len(there), device=y.device)).nonzero()
-        raise ValueError(f"{what}: class {int(gap[0]) if len(gap) else len(there)} of {classes} has no example")
+        missing = int(gap[0]) if len(gap) else len(there)
+        raise ValueError(f"{what}: class {missing} of {classes} has no example (classes are counted from 0)")
 
 
 def move(tasks: Sequence[Task], device: torch.device | str, *, room: int | None = None) -> list[Task]:

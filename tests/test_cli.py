@@ -95,15 +95,17 @@ def test_report_of_a_folder(tmp_path, capsys):
         (["run", "pmnist", "hat", "--smx", "3"], "--smax"),
         (["run", "pmnist", "sgd", "--smax", "3"], "No such option: --smax in this run; these have it: hat"),
         (["run", "pmnist", "hat", "--smax", "0.5"], "--smax must be at least 1, not 0.5"),
-        (["run", "pmnist", "hat", "--smax", "big"], "--smax must be NUMBER, not 'big'"),
+        (["run", "pmnist", "hat", "--smax", "big"], "--smax must be a number, not 'big'"),
         (["run", "pmnist", "hat", "--smax", "nan"], "--smax must be a finite number, not nan"),
         (["run", "pmnist", "hat", "--c=-1"], "--c must be at least 0, not -1"),
         (["run", "pmnist", "hat", "--epochs", "0"], "--epochs must be at least 1, not 0"),
         (["run", "pmnist", "hat", "--weight-decay", "-2"], "--weight-decay must be at least 0, not -2"),
         (["run", "pmnist", "hat", "--optimizer", "sdg"], "--optimizer must be one of 'sgd'"),
-        (["run", "pmnist", "hat", "--widths", "3,x"], "--widths must be N,N,..., not '3,x'"),
+        (["run", "pmnist", "hat", "--widths", "3,x"], "--widths must be whole numbers separated by commas, not '3,x'"),
         (["run", "pmnist", "hat", "--seeds", "a-b"], "--seeds must be a range such as 0-4"),
         (["run", "pmnist", "hat", "--seeds", "4-1"], "--seeds must be a range such as 0-4"),
+        (["run", "pmnist", "hat", "--seeds", "0-1000000000"], "--seeds must be a range such as 0-4 (of 10,000 at most)"),
+        (["list", "smnist", "--tasks", "5"], "No such option: --tasks"),
         (["run", "pmnist", "hat", "--seed", "1", "--seeds", "1-2"], "exclude each other"),
         (["run", "pmnist", "hat", "--seed", "-1"], "seed must be a whole number from 0, not -1"),
         (["run", "pmnist", "hat", "--device", "tpu"], "--device must be auto, cpu or cuda, not 'tpu'"),
@@ -158,6 +160,7 @@ def test_seeds():
     assert parse_seeds("0-3") == [0, 1, 2, 3]
     assert parse_seeds("5") == [5]
     assert parse_seeds("1,4-5,9") == [1, 4, 5, 9]
+    assert parse_seeds("0,0,2-4,3") == [0, 2, 3, 4]
 
 
 def test_version(capsys):

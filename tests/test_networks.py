@@ -91,7 +91,7 @@ def test_dropout_is_where_the_papers_have_it():
         ("mlp", (4,), {"widths": (5, 0)}, "widths must be at least 1, not 0"),
         ("mlp", (4,), {"dropout": 1.0}, "dropout must be at most 0.99, not 1.0"),
         ("mlp", (4,), {"input_dropout": -0.1}, "input_dropout must be at least 0, not -0.1"),
-        ("alexnet", (3, 8, 8), {}, r"22x22 pixels, not \(3, 8, 8\)"),
+        ("alexnet", (3, 8, 8), {}, r"22x22 pixels, and not higher than wide, not \(3, 8, 8\)"),
         ("alexnet", (784,), {}, r"not \(784,\)"),
         ("alexnet", (3, 64, 22), {}, r"not \(3, 64, 22\)"),
         ("cnn", (784,), {}, r"not.* \(784,\)"),
@@ -428,3 +428,28 @@ def test_a_trunk_may_change_the_precision_by_itself():
     method = Method(Network(Wide(), [task.classes], torch.zeros(2, 1, 4, 4)))
     method.learn(task, Trainer(Regime(epochs=1)))
     assert method(task.test.inputs(torch.arange(3)), 0).isfinite().all()
+
+
+def test_numbers_may_be_numpy_s_or_torch_s():
+    tasks = toy_tasks(2)
+    net = Network(nn.Sequential(nn.Flatten(), nn.Linear(16, 8)), np.array([3, 3]), tasks[0].train.inputs(torch.arange(2)))
+    method = Method(net)
+    for task in tasks:
+        method.learn(task, Trainer(Regime(epochs=1)))
+    x = tasks[0].test.inputs(torch.arange(5))
+    for number in (np.int64(1), torch.tensor(1), np.array(1)):
+        assert torch.equal(method(x, number), method(x, 1))
+        assert torch.equal(method.predict(x, number), method.predict(x, 1))
+    with pytest.raises(ValueError, match="by its number, or a tensor of them, one per image, not 'a'"):
+        method.predict(x, "a")
+    with pytest.raises(TypeError, match="'task' is missing"):
+        method(x)
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [(5, r"such as \[5\], not 5"), ([2.5], "a whole number, not 2.5"), ([0], "at least one class, not 0")],
+)
+def test_classes_are_a_list_of_whole_numbers(classes, message):
+    with pytest.raises(ValueError, match=message):
+        Network(nn.Flatten(), classes, torch.zeros(2, 4))

@@ -118,6 +118,27 @@ def test_a_record_that_json_cannot_hold_is_not_written(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "other").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "other" / "file")
+    for text in ("new", "newer"):
+        write(link, text)
+        assert link.is_symlink()
+        assert (tmp_path / "other" / "file").read_text() == text
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ValueError, match="pipe is not a file that could be replaced"):
+        write(pipe, "text")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    with pytest.raises(OSError, match="No such file") as error:
+        write(tmp_path / "no" / "file", "text")
+    assert error.value.filename == str(tmp_path / "no" / "file")
+
+
 def test_write_takes_bytes(tmp_path):
     write(tmp_path / "picture.png", b"\x89PNG\r\n\x00")
     assert (tmp_path / "picture.png").read_bytes() == b"\x89PNG\r\n\x00"

@@ -22,9 +22,9 @@ def everything(split):
     return split.inputs(torch.arange(len(split)))
 
 
-def make(x, y=None, x_test=None, y_test=None, **changes):
+def make(x, y=None, x_test=None, y_test=None, name="mine", **changes):
     y = Y if y is None else y
-    return Task.from_arrays(0, "mine", x, y, x if x_test is None else x_test, y if y_test is None else y_test, **changes)
+    return Task.from_arrays(0, name, x, y, x if x_test is None else x_test, y if y_test is None else y_test, **changes)
 
 
 # Task.from_arrays
@@ -119,6 +119,13 @@ def test_valid_shares_the_training_images_and_nothing_else():
 
 # Bad input
 
+BYTES = np.arange(84, dtype=np.uint8).reshape(12, 7)
+
+
+def test_bytes_and_floats_of_the_same_units_may_be_mixed():
+    task = make(x=BYTES, x_test=BYTES / 255)
+    torch.testing.assert_close(task.test.inputs(torch.arange(12)), torch.from_numpy(BYTES / 255).float())
+
 
 @pytest.mark.parametrize(
     ("changes", "message"),
@@ -143,6 +150,11 @@ def test_valid_shares_the_training_images_and_nothing_else():
         ({"x": np.full((12, 7), "a")}, r"training.*images"),
         ({"valid": 1.0}, r"valid.*0 to below 1.*1\.0"),
         ({"valid": -0.1}, r"valid.*0 to below 1.*-0\.1"),
+        ({"classes": 3.0}, r"classes must be a whole number, not 3\.0"),
+        ({"name": 2024}, r"the name of a task is text, not 2024"),
+        ({"x": BYTES, "x_test": 255 * images(12, 7)}, r"bytes.*scaled to 0 to 1.*floats up to"),
+        ({"x": 255 * images(12, 7), "x_test": BYTES, "mean": 40, "std": 60}, r"bytes.*scaled to 0 to 1.*floats up to"),
+        ({"x": BYTES, "x_test": BYTES, "mean": 33, "std": 79}, r"mean and std are in these units, not 33"),
         ({"std": 0.0}, r"std.*greater than 0.*0\.0"),
         ({"std": float("nan")}, r"std.*greater than 0.*nan"),
         ({"mean": float("nan")}, r"mean.*finite.*nan"),

@@ -3,6 +3,7 @@
 import copy
 import fnmatch
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
 
@@ -43,6 +44,8 @@ class Network(nn.Module):
         super().__init__()
         if heads not in ("multi", "shared"):
             raise ValueError(f"heads must be 'multi' or 'shared', not {heads!r}")
+        if isinstance(classes, int):
+            raise ValueError(f"classes are a list, of one number per task, such as [{classes}], not {classes}")
         if heads == "shared" and not classes:
             raise ValueError("heads='shared' needs the classes of the first task: the head that all share is made for them")
         self.trunk, self.shared, self.init, self.seed = trunk, heads == "shared", init, seed
@@ -118,8 +121,12 @@ class Network(nn.Module):
 
     def add_task(self, classes: int) -> int:
         """Room for one more task; returns its number."""
-        if not isinstance(classes, int) or classes < 1:
-            raise ValueError(f"a task has at least one class, not {classes!r}")
+        try:
+            classes = operator.index(classes)
+        except TypeError:
+            raise ValueError(f"the classes of a task are counted by a whole number, not {classes!r}") from None
+        if classes < 1:
+            raise ValueError(f"a task has at least one class, not {classes}")
         if self.shared and len(self.heads):
             if classes > self.classes[0]:
                 raise ValueError(f"the shared head has {self.classes[0]} outputs, too few for {classes} classes")
