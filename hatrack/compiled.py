@@ -24,6 +24,7 @@ from hatrack import formulas
 from hatrack.formulas import CHANGE_LAYOUT, FORMULAS
 
 Run = Callable[..., Tensor]
+aten = torch.ops.aten
 OPTIONS = {
     "fallback_random": True,  # torch's own generators: as without compiling, and a saved state holds them
     "max_pointwise_cat_inputs": 64,  # the norms of all gradients in one kernel
@@ -67,8 +68,10 @@ class Compiled:
         try:
             graph, written = self._note(inputs)
             everything = [*inputs, *self.tensors]
+            if any(t.is_neg() or t.is_conj() for t in everything):
+                raise RuntimeError("a tensor is the negative or the conjugate of what lies in memory")
             with _one_at_a_time, torch.autocast(inputs[0].device.type, enabled=False):  # it is noted down where it was on
-                text = f"{graph.code}{_form(everything)}"
+                text = f"{graph.code}{_form(everything)}{_results(graph)}"
                 if text not in _known:
                     _known[text] = _compiled(graph, everything, text)
                 with fork_rng(), restored([t for t in self.tensors if t.untyped_storage().data_ptr() in written]):
@@ -80,12 +83,14 @@ class Compiled:
 
     def _note(self, inputs: tuple[Tensor, ...]) -> tuple[fx.GraphModule, Container[int]]:
         """The operations, and the addresses of the memory that they write to. Some networks can't do with images whose
-        channels are last in memory (`x.view(len(x), -1)`): for them convolutions stay as they are."""
+        channels are last in memory (`x.view(len(x), -1)`, `x.flatten(1).mul_(2)`): their convolutions stay as they are."""
         for table in (FORMULAS, {key: formula for key, formula in FORMULAS.items() if key not in CHANGE_LAYOUT}):
             undone = Undone()  # type: ignore[no-untyped-call]
             try:
                 with _one_at_a_time, fork_rng(), undone, torch.enable_grad(), self.rule():
                     graph, self.tensors = noted(self.function, inputs, table)
+                if table is FORMULAS:
+                    check_copies(graph.graph)
                 return graph, undone.before
             except RuntimeError as error:
                 reason = error
@@ -150,6 +155,33 @@ def writes(argument: Any) -> bool:
     """Is an operation's argument written to? Batch norms don't say so of their statistics."""
     told: bool = argument.alias_info is not None and argument.alias_info.is_write
     return told or argument.name in ("running_mean", "running_var")
+
+
+def check_copies(graph: fx.Graph) -> None:
+    """An error if something is written to a copy that would be a view if the channels were first, and so would go on."""
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        for place, argument in enumerate(schema.arguments if schema else ()):
+            if place < len(node.args) and writes(argument) and isinstance(node.args[place], fx.Node):
+                source = node.args[place]
+                while source.target is not aten.clone.default and source.args and _views(source):
+                    source = source.args[0]
+                if source.target is aten.clone.default and source.kwargs.get("memory_format") is torch.contiguous_format:
+                    raise RuntimeError("the step writes to a copy of images")
+        if node.target is aten.as_strided.default and node.args[0].op == "call_function":
+            raise RuntimeError("the step depends on how images lie in memory")
+
+
+def _views(node: fx.Node) -> bool:
+    """Is what comes out of it the memory of its first input?"""
+    schema = getattr(node.target, "_schema", None)
+    return node.target is aten._unsafe_view.default or bool(schema and schema.arguments and schema.arguments[0].alias_info)
+
+
+def _results(graph: fx.GraphModule) -> list[Any]:
+    """The form of all that is computed, which does not follow from the text: of custom operations, by default types."""
+    found = [node.meta.get("val") for node in graph.graph.nodes]
+    return [(t.dtype, tuple(t.shape), t.stride()) for value in found for t in tree_leaves(value) if isinstance(t, Tensor)]
 
 
 def _form(tensors: Sequence[Tensor]) -> str:

@@ -131,7 +131,7 @@ class Course:
         self.learn_from = make_step(method, self.feed.split, regime, self.optimizers)
         self.step: Step = lambda index, number: self.learn_from(*self.feed.split.fetch(index), number)
         # The losses of the steps of an epoch. One form for tasks of about the same size, so that they are compiled once.
-        self.losses = torch.zeros(2 ** max(10, batches.bit_length()), device=device)
+        self.losses = torch.zeros(2 ** max(10, batches.bit_length()), dtype=torch.float32, device=device)
         self.fast = self._compiled() if compiled else None
         self.count: Step = self._count
         if record:

@@ -120,7 +120,7 @@ def sums(x: Tensor, weight: Tensor) -> Tensor:
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], *how: Any) -> Any:
     """Images have few channels; what comes out has its channels last in memory, as later layers like it."""
-    if few(x, weight, *how):
+    if few(x, weight, *how) and len(stride) == len(padding) == 2:
         return by_patches(x, weight, bias, stride, padding)
     if mixed(x, weight):
         last = weight.contiguous(memory_format=torch.channels_last)
@@ -133,8 +133,8 @@ def convolution_backward(
 ) -> Any:
     """The same on the way back; the gradient of an image nobody needs."""
     *rest, wanted = how
-    if not wanted[0] and few(x, weight, *rest):
-        rows = rows_of(grad)
+    if not wanted[0] and few(x, weight, *rest) and len(stride) == len(padding) == 2:
+        rows = rows_of(grad).flatten(0, 2)
         return None, by_patches_backward(rows, x, weight, stride, padding), rows.sum(0) if wanted[2] else None
     if mixed(x, weight):
         last = weight.contiguous(memory_format=torch.channels_last)
@@ -160,7 +160,8 @@ def channels_last(x: Tensor) -> bool:
 
 def patches(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
     """The patches that a filter sees: (images * places, channels * kernel). Forward and backward pass share them."""
-    key = id(x), x._version, *weight.shape, *stride, *padding  # it may be changed in place between two convolutions
+    # It may be changed in place between two convolutions, or given other memory.
+    key = id(x), x._version, x.data_ptr(), *weight.shape, *stride, *padding
     if key not in seen:
         padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
         places = padded.unfold(2, weight.shape[2], stride[0]).unfold(3, weight.shape[3], stride[1])
@@ -175,13 +176,10 @@ def by_patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int]
     return (out if bias is None else out + bias).view(len(x), height, -1, len(weight)).permute(0, 3, 1, 2)
 
 
-def rows_of(grad: Tensor) -> Tensor:
-    """(images, filters, rows, columns) as (images * places, filters), and in this order in memory, which `as_strided` makes
-    sure of: laid out otherwise, products with it may take several times as long."""
-    last = grad.permute(0, 2, 3, 1).contiguous()
-    if last.storage_offset():  # a part of another tensor
-        return last.reshape(-1, last.shape[-1])
-    return last.as_strided((last[..., 0].numel(), last.shape[-1]), (last.shape[-1], 1))
+def rows_of(x: Tensor) -> Tensor:
+    """(images, filters, rows, columns) as (images, rows, columns, filters), in this order in memory. It is noted down as a
+    copy, which the compiler joins with what makes x: of a mere view it might lay out the memory otherwise."""
+    return x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
 
 
 def by_patches_backward(grad: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
@@ -195,11 +193,9 @@ def by_patches_backward(grad: Tensor, x: Tensor, weight: Tensor, stride: list[in
 
 def dropout(x: Tensor, share: float, train: bool | None) -> Any:
     """Images whose channels are last stay so: as seen by the compiler, they would be copied for it, and again after it."""
-    if not on_gpu(x) or not channels_last(x) or x.storage_offset():
+    if not on_gpu(x) or not channels_last(x):
         return NotImplemented
-    count, filters, height, width = x.shape
-    rows = x.as_strided((count, height, width, filters), (height * width * filters, width * filters, filters, 1))
-    return tuple(t.permute(0, 3, 1, 2) for t in aten.native_dropout.default(rows, share, train))
+    return tuple(t.permute(0, 3, 1, 2) for t in aten.native_dropout.default(rows_of(x), share, train))
 
 
 def max_pool_backward(
@@ -208,7 +204,7 @@ def max_pool_backward(
     """Windows side by side: a place gets the gradient of its window or nothing, which needs no sums at scattered places."""
     ceil, found = more
     apart = stride in ([], size) and not any(padding) and set(dilation) == {1} and not ceil
-    if not on_gpu(x) or x.dim() != 4 or not apart:
+    if not on_gpu(x) or x.dim() != 4 or len(size) != 2 or not apart:
         return NotImplemented
     height, width = x.shape[2:]
 

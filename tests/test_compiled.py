@@ -5,9 +5,10 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from hatrack import METHODS, Method, Network, Regime, Trainer, compiled
+from hatrack import METHODS, Method, Network, Regime, Trainer, compiled, formulas
 from hatrack.compiled import Compiled, noted
 from hatrack.graph import can_compile
 from tests.test_contract import ISOLATED, OPTIMIZERS, learn, logits, make
@@ -301,3 +302,104 @@ def test_dropout_that_is_drawn_a_second_time_is_not_compiled(as_noted):
     with pytest.warns(UserWarning, match="steps are not compiled: the step sets a generator"):
         method.learn(tasks[0], fit)
     assert fit.fits[0].engine == "eager"
+
+
+# Layouts, as on a GPU
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(formulas, "on_gpu", lambda x: True)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("drop", [False, True])
+def test_the_gradient_of_a_convolution_before_a_batch_norm(drop, as_on_a_gpu):
+    """Torch gives the norm's gradient in another layout than its compiler thinks."""
+    draw = torch.Generator().manual_seed(0)
+    x, wanted = (torch.randn(shape, dtype=torch.float64, generator=draw) for shape in ((4, 3, 8, 8), (4, 5)))
+    conv, norm = nn.Conv2d(3, 5, 3).double(), nn.BatchNorm2d(5, momentum=0.0).double()
+
+    def step(x):
+        conv.weight.grad = None
+        h = norm(conv(x))
+        h = torch.native_dropout(h, 0.0, True)[0] if drop else h
+        (h.mean((2, 3)) * wanted).sin().sum().backward()
+        return conv.weight.grad.clone()
+
+    expected = step(x)
+    fast = Compiled(step, 4)
+    torch.testing.assert_close(fast(x), expected, rtol=1e-9, atol=1e-9)
+    assert not fast.failed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h.flatten(1).mul_(0.5),
+        lambda h: h.reshape(len(h), -1)[:, :5].zero_(),
+        lambda h: h.contiguous().mul_(2),
+        lambda h: h.as_strided((4, 5), (180, 1)).mul_(3),
+    ],
+)
+def test_what_is_written_through_a_view_of_images_is_not_lost(change, as_on_a_gpu, as_noted):
+    conv, x = nn.Conv2d(3, 5, 3), torch.randn(4, 3, 8, 8)
+
+    def step(x):
+        h = conv(x)
+        change(h)
+        return h.sum((1, 2, 3))
+
+    fast = Compiled(step, 4)
+    torch.testing.assert_close(fast(x), step(x))
+    assert not fast.failed
+
+
+def test_windows_and_strides_of_one_number(as_on_a_gpu, as_noted):
+    conv, x = nn.Conv2d(3, 5, 3), torch.randn(4, 3, 9, 9)
+
+    def step(x):
+        conv.weight.grad = None
+        F.max_pool2d(F.conv2d(x, conv.weight, conv.bias, stride=[2]), [2]).square().sum().backward()
+        return conv.weight.grad.clone()
+
+    fast = Compiled(step, 4)
+    torch.testing.assert_close(fast(x), step(x), rtol=1e-4, atol=1e-4)
+    assert not fast.failed
+
+
+# What the text of a step does not say
+
+
+def test_the_form_of_what_is_computed_belongs_to_the_key(monkeypatch):
+    seen = []
+    monkeypatch.setattr(compiled, "_compiled", lambda graph, inputs, text: seen.append(text) or copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "_known", {})
+    ones = torch.ones(4)
+    for kind in (torch.float32, torch.float64):
+        torch.set_default_dtype(kind)
+        try:
+            assert Compiled(lambda x: x * torch.rand(4), 4)(ones).dtype == kind
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert len(set(seen)) == 2
+
+
+def test_a_negative_view_is_not_compiled(as_noted):
+    w = torch.randn(6, dtype=torch.complex64).conj().imag
+    assert w.is_neg()
+    fast = Compiled(lambda x: (x * w).relu() + w.exp(), 6)
+    with pytest.warns(UserWarning, match="the negative or the conjugate"):
+        found = fast(torch.ones(6))
+    torch.testing.assert_close(found, w.relu() + w.exp())
+
+
+def test_another_default_type():
+    tasks = toy_tasks(1)
+    method = make("sgd", tasks)
+    torch.set_default_dtype(torch.float64)
+    try:
+        learn(method, tasks, Trainer(Regime(epochs=1, batch=16)))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert logits(method, tasks[0]).isfinite().all()
