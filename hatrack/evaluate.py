@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from hatrack.graph import Recorded
 from hatrack.method import Method
-from hatrack.task import Split
+from hatrack.task import Split, Task
 from hatrack.turns import wait_for_gpu
 
 BATCH = 1000
@@ -52,6 +52,8 @@ class Evaluation:
 
 def evaluate(method: Method, split: Split) -> Score:
     """Mean cross-entropy and accuracy, in evaluation mode."""
+    if isinstance(split, Task):
+        raise ValueError("evaluate takes a part of a task: its .test, .valid or .train")
     return Evaluation(method, split)()
 
 

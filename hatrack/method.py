@@ -44,6 +44,10 @@ def _noted(learn: Callable[[Any, Task, Fit], None]) -> Callable[[Any, Task, Fit]
 
     @functools.wraps(learn)
     def noted(self: "Method", task: Task, fit: Fit) -> None:
+        if not isinstance(task, Task) or not callable(fit):
+            raise ValueError("learn takes a Task and a Trainer: method.learn(task, Trainer(regime))")
+        if not isinstance(task.name, str):
+            raise ValueError(f"the name of a task is text, not {task.name!r}")
         if self.history.get(task.index, task.name) != task.name:
             raise ValueError(
                 f"task {task.index} is {self.history[task.index]!r}, which has been learned, and {task.name!r} would take "
@@ -80,6 +84,10 @@ class Method(nn.Module):
 
     def __init__(self, net: Network) -> None:
         super().__init__()
+        if not isinstance(net, Network):
+            raise ValueError(
+                f"a method is made of a Network, such as Network(trunk, classes, example), not {type(net).__name__}"
+            )
         self.net = net
         self.options: dict[str, Any] = {}  # a method that has options writes self.options = check(Class, locals())
         self.built = len(net.classes), [name for name, p in net.trunk.named_parameters() if not p.requires_grad]

@@ -58,6 +58,8 @@ class Trainer:
         watch: bool = False,
         engine: Engine = "auto",
     ) -> None:
+        if not isinstance(regime, Regime | None):
+            raise ValueError(f"a Trainer takes a Regime, such as Regime(epochs=20), not {regime!r}")
         self.regime = regime or Regime()
         self.seed = seed
         self.engine = engine  # how steps run: see graph.py

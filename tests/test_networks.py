@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hatrack import HAT, METHODS, NETWORKS, Method, Network, Regime, Run, Trainer
+from hatrack import HAT, METHODS, NETWORKS, Method, Network, Regime, Run, Trainer, evaluate
 from hatrack.networks.init import initialise
 from hatrack.run import build
 from hatrack.seeds import derive, generator, seeded
@@ -453,3 +454,23 @@ def test_numbers_may_be_numpy_s_or_torch_s():
 def test_classes_are_a_list_of_whole_numbers(classes, message):
     with pytest.raises(ValueError, match=message):
         Network(nn.Flatten(), classes, torch.zeros(2, 4))
+
+
+def test_the_usual_slips_are_answered_in_words():
+    task = toy_tasks(1)[0]
+    trunk = nn.Sequential(nn.Flatten(), nn.Linear(16, 8))
+    method = HAT(Network(trunk, [3], task.train.inputs(torch.arange(2))))
+    with pytest.raises(ValueError, match=r"made of a Network, such as .*, not Sequential"):
+        HAT(trunk)
+    with pytest.raises(ValueError, match=r"a Trainer takes a Regime, such as .*, not 3"):
+        Trainer(3)
+    for wrong in (Regime(), None, 3):
+        with pytest.raises(ValueError, match="learn takes a Task and a Trainer"):
+            method.learn(task, wrong)
+    with pytest.raises(ValueError, match="learn takes a Task and a Trainer"):
+        method.learn(task.train, Trainer())
+    with pytest.raises(ValueError, match="the name of a task is text, not 2024"):
+        method.learn(replace(task, name=2024), Trainer())
+    with pytest.raises(ValueError, match=r"its \.test"):
+        evaluate(method, task)
+    assert not method.history
