@@ -160,16 +160,19 @@ def writes(argument: Any) -> bool:
 def check_copies(graph: fx.Graph) -> None:
     """An error if something is written to a copy that would be a view if the channels were first, and so would go on."""
     for node in graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        for place, argument in enumerate(schema.arguments if schema else ()):
-            if place < len(node.args) and writes(argument) and isinstance(node.args[place], fx.Node):
-                source = node.args[place]
-                while source.target is not aten.clone.default and source.args and _views(source):
-                    source = source.args[0]
-                if source.target is aten.clone.default and source.kwargs.get("memory_format") is torch.contiguous_format:
-                    raise RuntimeError("the step writes to a copy of images")
+        for source in _written(node):
+            while _views(source):
+                source = cast(fx.Node, source.args[0])
+            if source.target is aten.clone.default and source.kwargs.get("memory_format") is torch.contiguous_format:
+                raise RuntimeError("the step writes to a copy of images")
         if node.target is aten.as_strided.default and node.args[0].op == "call_function":
             raise RuntimeError("the step depends on how images lie in memory")
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    schema = getattr(node.target, "_schema", None)
+    given = zip(schema.arguments, node.args, strict=False) if schema else ()
+    return [value for argument, value in given if writes(argument) and isinstance(value, fx.Node)]
 
 
 def _views(node: fx.Node) -> bool:
