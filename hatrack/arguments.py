@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from hatrack.graph import PAYS
-from hatrack.options import Parameter, check_value
+from hatrack.options import Parameter, check_value, wanted
 
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda", metavar="NAME")]
 MANY = 10_000  # seeds of one range
@@ -45,10 +45,6 @@ def _metavar(parameter: Parameter) -> str | None:
     return {int: "N", float: "NUMBER", str: "TEXT"}.get(parameter.type, "N,N,...")
 
 
-def _words(parameter: Parameter) -> str:
-    return {int: "a whole number", float: "a number"}.get(parameter.type, "whole numbers separated by commas")
-
-
 def convert(parameter: Parameter, text: Any) -> Any:
     """The value that an option's text stands for; an error names the option, the value and what was expected."""
     value = text
@@ -61,7 +57,11 @@ def convert(parameter: Parameter, text: Any) -> Any:
             value = parameter.type(text)
         check_value(parameter, value)
     except ValueError as error:
-        said = str(error) if parameter.name in str(error) else f"{parameter.name} must be {_words(parameter)}, not {text!r}"
+        said = (
+            str(error)
+            if parameter.name in str(error)
+            else f"{parameter.name} must be {wanted(parameter.type)}, not {text!r}"
+        )
         raise ValueError("--" + said.replace(parameter.name, parameter.name.replace("_", "-"), 1)) from None
     return value
 
@@ -72,10 +72,8 @@ def parse_seeds(text: str) -> list[int]:
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            found = range(int(first), int(last or first) + 1)
-            if len(found) > MANY:
-                raise ValueError
-            seeds += found
+            start, end = int(first), int(last or first)
+            seeds += range(start, end + 1) if end - start < MANY else ()
     except ValueError:
         seeds = []
     if not seeds:

@@ -90,7 +90,7 @@ class Compiled:
                 with _one_at_a_time, fork_rng(), undone, torch.enable_grad(), self.rule():
                     graph, self.tensors = noted(self.function, inputs, table)
                 if table is FORMULAS:
-                    check_copies(graph.graph)
+                    _check_copies(graph.graph)
                 return graph, undone.before
             except RuntimeError as error:
                 reason = error
@@ -157,7 +157,7 @@ def writes(argument: Any) -> bool:
     return told or argument.name in ("running_mean", "running_var")
 
 
-def check_copies(graph: fx.Graph) -> None:
+def _check_copies(graph: fx.Graph) -> None:
     """An error if something is written to a copy that would be a view if the channels were first, and so would go on."""
     for node in graph.nodes:
         for source in _written(node):

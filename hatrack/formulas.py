@@ -1,6 +1,6 @@
 """Operations spelled out for the compiler: one call to torch becomes plain arithmetic, which it joins with what stands
 around it, or products that a GPU is quicker at. `Compiled` takes those in FORMULAS; a step that is not compiled takes an
-update from here only where torch has none for the weights it is given.
+update from here only where torch has none for the weights it is given, and its `norm` is torch's.
 """
 
 from collections.abc import Callable
@@ -120,7 +120,7 @@ def sums(x: Tensor, weight: Tensor) -> Tensor:
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], *how: Any) -> Any:
     """Images have few channels; what comes out has its channels last in memory, as later layers like it."""
-    if few(x, weight, *how) and len(stride) == len(padding) == 2:
+    if few(x, weight, stride, padding, *how):
         return by_patches(x, weight, bias, stride, padding)
     if mixed(x, weight):
         last = weight.contiguous(memory_format=torch.channels_last)
@@ -133,7 +133,7 @@ def convolution_backward(
 ) -> Any:
     """The same on the way back; the gradient of an image nobody needs."""
     *rest, wanted = how
-    if not wanted[0] and few(x, weight, *rest) and len(stride) == len(padding) == 2:
+    if not wanted[0] and few(x, weight, stride, padding, *rest):
         rows = rows_of(grad).flatten(0, 2)
         return None, by_patches_backward(rows, x, weight, stride, padding), rows.sum(0) if wanted[2] else None
     if mixed(x, weight):
@@ -142,11 +142,13 @@ def convolution_backward(
     return NotImplemented
 
 
-def few(x: Tensor, weight: Tensor, dilation: list[int], transposed: bool, _: Any, groups: int) -> bool:
+def few(
+    x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], transposed: bool, *more: Any
+) -> bool:
     """Is it the convolution of images with few channels?"""
-    plain = x.dim() == 4 and set(dilation) == {1} and not transposed and groups == 1
+    plain = len(stride) == len(padding) == 2 and set(dilation) == {1} and not transposed and more[-1] == 1  # groups
     size = x.numel() // x.shape[1] * weight[0].numel()
-    return on_gpu(x) and plain and x.shape[1] <= FEW and size <= PATCHES
+    return on_gpu(x) and x.dim() == 4 and plain and x.shape[1] <= FEW and size <= PATCHES
 
 
 def mixed(x: Tensor, weight: Tensor) -> bool:

@@ -87,9 +87,8 @@ def numbers(precision: Precision, device: torch.device) -> Iterator[None]:
 
     tf32 (a GPU's 19-bit products) and bfloat16 are faster; a CPU has no tf32 and computes in float32 then.
     """
+    check_precision(precision, device)
     gpu = device.type == "cuda"
-    if precision == "bfloat16" and not gpu:  # some processors end the program at the first product
-        raise ValueError("--precision bfloat16 needs a GPU")
     with (
         _gpu_flags(tf32=precision != "float32") if gpu else nullcontext(),
         torch.autocast(  # no cache: weights change while this lasts
@@ -97,6 +96,11 @@ def numbers(precision: Precision, device: torch.device) -> Iterator[None]:
         ),
     ):
         yield
+
+
+def check_precision(precision: Precision, device: torch.device) -> None:
+    if precision == "bfloat16" and device.type != "cuda":  # some processors end the program at the first product
+        raise ValueError("--precision bfloat16 needs a GPU")
 
 
 @contextmanager

@@ -46,8 +46,6 @@ def _noted(learn: Callable[[Any, Task, Fit], None]) -> Callable[[Any, Task, Fit]
     def noted(self: "Method", task: Task, fit: Fit) -> None:
         if not isinstance(task, Task) or not callable(fit):
             raise ValueError("learn takes a Task and a Trainer: method.learn(task, Trainer(regime))")
-        if not isinstance(task.name, str):
-            raise ValueError(f"the name of a task is text, not {task.name!r}")
         if self.history.get(task.index, task.name) != task.name:
             raise ValueError(
                 f"task {task.index} is {self.history[task.index]!r}, which has been learned, and {task.name!r} would take "
@@ -75,7 +73,7 @@ def _noted(learn: Callable[[Any, Task, Fit], None]) -> Callable[[Any, Task, Fit]
 class Method(nn.Module):
     """Plain sequential SGD: each task is trained in turn and nothing protects the earlier ones.
 
-    `forward` predicts, the parameters are what is learned, the buffers what is remembered, `state_dict()` the checkpoint.
+    `forward` predicts, the parameters are what is learned, the buffers what is remembered, `state_dict()` holds both.
     """
 
     paper: ClassVar[str] = "the baseline of all five"  # three facts for `hatrack list`: who wrote it and when,

@@ -80,7 +80,7 @@ def check(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, 
 def check_value(parameter: Parameter, value: Any) -> None:
     name, option = parameter.name, parameter.option
     if not _fits(value, parameter.type):
-        raise ValueError(f"{name} must be {_wanted(parameter.type)}, not {value!r}")
+        raise ValueError(f"{name} must be {wanted(parameter.type)}, not {value!r}")
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, int | float) and not isinstance(number, bool):
             if isinstance(number, float) and not math.isfinite(number):
@@ -98,12 +98,12 @@ def check_value(parameter: Parameter, value: Any) -> None:
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "none"}
 
 
-def _wanted(kind: Any) -> str:
+def wanted(kind: Any) -> str:
     match get_origin(kind):
         case origin if origin is Literal:
             return "one of " + ", ".join(map(repr, get_args(kind)))
         case origin if origin in (Union, types.UnionType):
-            return " or ".join(map(_wanted, get_args(kind)))
+            return " or ".join(map(wanted, get_args(kind)))
         case origin if origin is tuple:
             return WORDS[get_args(kind)[0]].removeprefix("a ") + "s"
     return WORDS.get(kind, str(kind))

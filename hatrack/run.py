@@ -18,7 +18,7 @@ from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
 from hatrack.benchmarks.own import fingerprint
 from hatrack.checkpoint import Journal, Stopped, stopping, unfinished
 from hatrack.evaluate import evaluate, without_task_id
-from hatrack.graph import Engine, Precision, engine_for, numbers
+from hatrack.graph import Engine, Precision, check_precision, engine_for, numbers
 from hatrack.method import Method
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
@@ -139,8 +139,7 @@ def run(
     Its state is saved there at every task and every so many minutes: a run that was stopped goes on where it was.
     """
     engine_for(engine, torch.device(device), 0)  # an error now if it can't be had
-    with numbers(precision, torch.device(device)):
-        pass  # the same
+    check_precision(precision, torch.device(device))
     journal = None if out is None else journal_of(spec, Path(out), minutes=save_every)
     if journal and journal.done and not again:
         record = Record.load(journal.record)

@@ -28,6 +28,10 @@ class Task:
     valid: Split
     test: Split
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):  # a saved method would hold a name that can't be read again
+            raise ValueError(f"the name of a task is text, not {self.name!r}")
+
     def __repr__(self) -> str:
         sizes = f"{len(self.train)} + {len(self.valid)} + {len(self.test)} images of {self.shape}"
         return f"Task({self.index}, {self.name!r}, {self.classes} classes, {sizes})"
@@ -63,8 +67,6 @@ class Task:
         index = operator.index(index)
         if index < 0:
             raise ValueError(f"the number of a task counts from 0, not {index}")
-        if not isinstance(name, str):
-            raise ValueError(f"the name of a task is text, not {name!r}")
         train = store(f"task {name!r}, training", x_train, y_train)
         test = store(f"task {name!r}, test", x_test, y_test)
         if train[0].shape[1:] != test[0].shape[1:]:
