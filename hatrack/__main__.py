@@ -203,7 +203,9 @@ def _run(
     if seed is not None and seeds is not None:
         raise ValueError("--seed and --seeds exclude each other")
     wanted = parse_seeds(seeds) if seeds is not None else [seed or 0]
-    regime = Regime(**chosen.pop("regime"))
+    given = chosen.pop("regime")
+    regime = Regime(**given)
+    regime.check_effect(given)
     own = chosen.pop("")
     runs = [Run(benchmark, method, s, network=network, regime=regime, **own, **chosen) for s in wanted]
     how = {"engine": choose("engine", engine, ENGINES), "precision": choose("precision", precision, PRECISIONS)}

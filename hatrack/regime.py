@@ -1,10 +1,20 @@
 """How every task is trained: a Regime, and the pace at which its learning rate falls."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
 from hatrack.options import Option, check, parameters
+
+BELONGS = {  # options that mean something with these choices only
+    "momentum": ("optimizer", ("momentum",)),
+    "patience": ("schedule", ("plateau",)),
+    "factor": ("schedule", ("plateau",)),
+    "floor": ("schedule", ("plateau",)),
+    "gamma": ("schedule", ("step", "exponential")),
+    "every": ("schedule", ("step",)),
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,13 @@ class Regime:
         for name, parameter in parameters(Regime).items():  # 1 and 1.0 are one regime
             if parameter.type is float:
                 object.__setattr__(self, name, float(getattr(self, name)))
+
+    def check_effect(self, given: Iterable[str]) -> None:
+        """An error if one of these options, which somebody chose a value for, does nothing in this regime."""
+        for name in filter(BELONGS.__contains__, given):
+            of, choices = BELONGS[name]
+            if (chosen := getattr(self, of)) not in choices:
+                raise ValueError(f"--{name} does nothing with --{of} {chosen}; it is for --{of} {' or '.join(choices)}")
 
     def at(self, task: int) -> Self:
         """The regime of task number `task`, after the decays from task to task."""

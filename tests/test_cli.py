@@ -108,6 +108,8 @@ def test_report_of_a_folder(tmp_path, capsys):
         (["run", "pmnist", "hat", "--seeds", f"0-{10**30}"], "--seeds must be a range such as 0-4 (of 10,000 at most)"),
         (["list", "smnist", "--tasks", "5"], "No such option: --tasks"),
         (["run", "pmnist", "hat", "--seed", "1", "--seeds", "1-2"], "exclude each other"),
+        (["run", "pmnist", "sgd", "--momentum", "0.8"], "does nothing with --optimizer sgd; it is for --optimizer momentum"),
+        (["run", "pmnist", "sgd", "--gamma", "0.5"], "does nothing with --schedule plateau; it is for --schedule step or exp"),
         (["run", "pmnist", "hat", "--seed", "-1"], "seed must be a whole number from 0, not -1"),
         (["run", "pmnist", "hat", "--device", "tpu"], "--device must be auto, cpu or cuda, not 'tpu'"),
         (["run", "pmnist", "hat", "--engine", "fast"], "no engine 'fast'"),
