@@ -205,7 +205,7 @@ def _run(
     wanted = parse_seeds(seeds) if seeds is not None else [seed or 0]
     given = chosen.pop("regime")
     regime = Regime(**given)
-    regime.check_effect(given)
+    regime.check_effect(given, method, METHODS[method].instead)
     own = chosen.pop("")
     runs = [Run(benchmark, method, s, network=network, regime=regime, **own, **chosen) for s in wanted]
     how = {"engine": choose("engine", engine, ENGINES), "precision": choose("precision", precision, PRECISIONS)}

@@ -79,6 +79,7 @@ class Method(nn.Module):
     paper: ClassVar[str] = "the baseline of all five"  # three facts for `hatrack list`: who wrote it and when,
     needs: ClassVar[str] = "task id at test, unless the head is shared"  # what it needs beyond the data of the task,
     costs: ClassVar[str] = "nothing"  # what it adds to the network: parameters, bits per task, stored images
+    instead: ClassVar[Mapping[str, str]] = {}  # options of the regime that it has others for
 
     def __init__(self, net: Network) -> None:
         super().__init__()

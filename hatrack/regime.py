@@ -1,7 +1,7 @@
 """How every task is trained: a Regime, and the pace at which its learning rate falls."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
@@ -54,11 +54,14 @@ class Regime:
             if parameter.type is float:
                 object.__setattr__(self, name, float(getattr(self, name)))
 
-    def check_effect(self, given: Iterable[str]) -> None:
-        """An error if one of these options, which somebody chose a value for, does nothing in this regime."""
-        for name in filter(BELONGS.__contains__, given):
-            of, choices = BELONGS[name]
-            if (chosen := getattr(self, of)) not in choices:
+    def check_effect(self, given: Iterable[str], method: str, instead: Mapping[str, str]) -> None:
+        """An error if one of these options, for which somebody chose a value, does nothing: see `Method.instead`."""
+        for name in given:
+            if name in instead:
+                flag, other = (word.replace("_", "-") for word in (name, instead[name]))
+                raise ValueError(f"--{flag} does nothing with {method}, which has --{other} instead")
+            of, choices = BELONGS.get(name, ("", ()))
+            if of and (chosen := getattr(self, of)) not in choices:
                 raise ValueError(f"--{name} does nothing with --{of} {chosen}; it is for --{of} {' or '.join(choices)}")
 
     def at(self, task: int) -> Self:

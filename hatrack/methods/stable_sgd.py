@@ -4,7 +4,7 @@ Plain SGD in a regime that ends in wide minima and moves less from task to task.
 plastic counterpart; its learning rate and batch size take the place of the regime's, all else is the regime's.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from torch import nn
@@ -24,6 +24,13 @@ class StableSGD(Method):
     paper: ClassVar[str] = "Mirzadeh et al. 2020 (004)"
     needs: ClassVar[str] = "dropout layers in the network, for that ingredient; task id at test, unless the head is shared"
     costs: ClassVar[str] = "nothing"
+    instead: ClassVar[Mapping[str, str]] = {
+        "lr": "first_lr",
+        "task_lr_decay": "lr_decay",
+        "task_lr_floor": "lowest_lr",
+        "batch": "small_batch",
+        "task_batch_decay": "batch_decay",
+    }
 
     def __init__(
         self,
