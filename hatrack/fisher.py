@@ -16,6 +16,7 @@ from torch.func import functional_call, grad, vjp, vmap
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from hatrack.feed import cut
 from hatrack.method import Method
 from hatrack.seeds import generator, seeded
 from hatrack.split import Split
@@ -69,7 +70,7 @@ def _batches(method: Method, split: Split, task: int, parameters: Sequence[nn.Pa
     kept = [(buffer, buffer.clone()) for buffer in method.net.buffers()]
     method.train()
     try:
-        for part in torch.split(torch.arange(len(split), device=split.y.device), BATCH):
+        for part in cut(torch.arange(len(split), device=split.y.device), BATCH):
             loss = F.cross_entropy(method(split.inputs(part), task), split.y[part])
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
             yield [gradient.square() * len(part) for gradient in gradients]

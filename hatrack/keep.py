@@ -10,21 +10,27 @@ import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hatrack import tensors
 from hatrack._version import __version__
 from hatrack.method import Method
 from hatrack.methods import METHODS
 from hatrack.networks.network import Network
+from hatrack.norms import own_tensors
 from hatrack.options import nearest, parameters
+from hatrack.seeds import seeded
+from hatrack.task import Task
 
 FORMAT = 1
 KIND = "method"
 TOLERANCE = 1e-2  # of logits, as a share of the largest of them; products in TF32 are that far from exact ones
+ROUNDING = 1e-4  # the same, of one machine
+PROBES = 16  # images of a new task that the finished ones are asked about
 FIELDS = {
     "method": str, "options": dict, "classes": list, "built": int, "heads": str, "init": str, "seed": int, "frozen": list,
     "stopped": list, "tasks": list, "versions": dict,
@@ -42,10 +48,10 @@ def digest(method: Method, task: int) -> str:
     return tensors.digest({**used, **{f"view {name}": row for name, row in view.items()}}) if used else ""
 
 
-def check(method: Method) -> None:
+def check(method: Method, *, but: int | None = None) -> None:
     """An error that names the task if one is not, bit for bit, what it was when the method was saved or loaded."""
     for task, kept in method.digests.items():
-        if digest(method, task) != kept:
+        if task != but and digest(method, task) != kept:
             raise ValueError(
                 f"task {task} ({method.history[task]!r}) is not what it was: weights, gates, norms or a head that it uses "
                 "have changed since the method was saved or loaded"
@@ -53,12 +59,49 @@ def check(method: Method) -> None:
 
 
 @torch.no_grad()
-def logits(method: Method, task: int) -> Tensor:
-    """On the network's example."""
+def logits(method: Method, task: int, images: Tensor | None = None) -> Tensor:
+    """On the network's example, or on other images."""
     mode = method.training
-    found: Tensor = method.eval()(method.net.example, task)
+    given = method.net.example if images is None else images
+    with seeded(0, "logits"), torch.autocast(given.device.type, enabled=False):
+        found: Tensor = method.eval()(given, task)
     method.train(mode)
     return found.cpu()
+
+
+class Answers(NamedTuple):
+    """What finished tasks answered to some images."""
+
+    images: Tensor
+    logits: dict[int, Tensor]  # by task
+
+    @torch.no_grad()
+    def check(self, method: Method) -> None:
+        """An error if a task answers otherwise now, by more than another order of sums makes of it: what a task uses may be
+        more than the method knows of."""
+        for task, then in self.logits.items():
+            if not _close(then, logits(method, task, self.images), ROUNDING):
+                raise ValueError(
+                    f"task {task} ({method.history[task]!r}) would no longer answer as it did: the trunk uses something "
+                    "that the method can't see, perhaps a tensor that is no parameter or buffer, a parameter in a list, a "
+                    "module in a closure. What was learned just now is undone"
+                )
+
+
+def answers(method: Method, new: Task) -> Answers:
+    """Of the finished tasks that are to stay as they are while a new one is learned, to a few images of that one."""
+    held = [task for task in method.history if task != new.index]
+    if not held or not method.used_by(held[0]) or new.shape != method.net.example.shape[1:]:
+        return Answers(method.net.example, {})
+    some = new.train.inputs(torch.arange(min(PROBES, len(new.train)), device=new.train.y.device))
+    images = torch.cat([method.net.example, some.to(method.net.example)])
+    return Answers(images, {task: logits(method, task, images) for task in held})
+
+
+def _close(then: Tensor, now: Tensor, share: float) -> bool:
+    """Do logits differ by no more than this share of the largest?"""
+    room = share * max(1.0, then.abs().max().item()) if then.numel() else 0.0
+    return then.shape == now.shape and torch.allclose(now, then.to(now), rtol=0, atol=room, equal_nan=True)
 
 
 # Saving
@@ -67,6 +110,7 @@ def logits(method: Method, task: int) -> Tensor:
 def save(method: Method, path: Path) -> None:
     """Write the file whole or not at all; if a finished task has changed that should not have, nothing is written."""
     words = _describe(method)
+    _check_loadable(method)
     kept = {f"logits.{task}": logits(method, task) for task in method.history}
     if method.net.classes:
         logits(method, len(method.net.classes) - 1)  # a method grows when it is asked about a new task
@@ -76,9 +120,24 @@ def save(method: Method, path: Path) -> None:
     for name, value in method.state_dict().items():
         if not isinstance(value, Tensor):
             raise ValueError(f"{name} is of type {type(value).__name__}: only tensors can be kept")
-        kept[f"state.{name}"] = value
+        if name not in method.passing:
+            kept[f"state.{name}"] = value
     tensors.save(path, {**kept, "example": method.net.example}, {**words, "tasks": tasks})
     method.digests = {task: found for task, found in digests.items() if found}
+
+
+def _check_loadable(method: Method) -> None:
+    """An error if what is saved could not be loaded again."""
+    for head in method.net.heads:
+        if (kind := head.get_parameter("weight").dtype) != torch.float32:
+            name = str(kind).removeprefix("torch.")
+            raise ValueError(f"the weights are {name}, and a method is loaded in float32: method.float() before it is saved")
+    trunk = method.net.trunk
+    hidden = {name for name, _ in trunk.named_buffers()} - trunk.state_dict().keys()
+    if lost := sorted(hidden.intersection(own_tensors(method.net)) if hidden else ()):
+        raise ValueError(
+            f"training changes the trunk's buffer {lost[0]!r}, and no file holds it: register it with persistent=True"
+        )
 
 
 def _describe(method: Method) -> dict[str, Any]:
@@ -119,6 +178,7 @@ def _name(kind: type[Method]) -> str:
 # Loading
 
 
+@torch.inference_mode(False)
 def load(path: Path | str, trunk: nn.Module, *, method: type[Method] | None = None) -> Method:
     """The method that was saved, ready to predict and to learn another task (after `method.net.add_task`).
 
@@ -128,6 +188,8 @@ def load(path: Path | str, trunk: nn.Module, *, method: type[Method] | None = No
     path = Path(path)
     if not isinstance(trunk, nn.Module):
         raise TypeError(f"the trunk must be an nn.Module, not {type(trunk).__name__}")
+    if any(map(is_lazy, trunk.parameters())):
+        raise ValueError("the trunk has weights whose shape it does not know yet: run it on an image before")
     kept, words = _read(path)
     state = {name.removeprefix("state."): value for name, value in kept.items() if name.startswith("state.")}
     kind = _class(path, words["method"], method)
@@ -235,8 +297,7 @@ def _compare(path: Path, method: Method, kept: Mapping[str, Tensor], versions: M
         raise ValueError(f"{path}: {error}") from None
     for task, name in method.history.items():
         then, now = kept[f"logits.{task}"], logits(method, task)
-        room = TOLERANCE * max(1.0, then.abs().max().item()) if then.numel() else 0.0
-        if then.shape != now.shape or not torch.allclose(now, then.to(now), rtol=0, atol=room, equal_nan=True):
+        if not _close(then, now, TOLERANCE):
             raise ValueError(
                 f"{path}: task {task} ({name!r}) answers differently than when it was saved (by hatrack "
                 f"{versions.get('hatrack')}, torch {versions.get('torch')}); does the trunk compute the same?"

@@ -6,6 +6,7 @@ Then the same step runs eagerly, compiled, or recorded as a CUDA graph. `rules.w
 """
 
 import functools
+import math
 import operator
 import warnings
 from collections.abc import Callable, Mapping
@@ -39,8 +40,8 @@ class Fit(Protocol):
 
 
 def _noted(learn: Callable[[Any, Task, Fit], None]) -> Callable[[Any, Task, Fit], None]:
-    """When `learn` has ended well, the method notes the task, and what earlier tasks use is seen to be as it was. If it
-    fails, at whatever point, the state is what it was before."""
+    """When `learn` has ended well, the method notes the task, and what earlier tasks use and answer is seen to be as it was.
+    If not, or if `learn` fails at whatever point, the state is what it was before."""
 
     @functools.wraps(learn)
     def noted(self: "Method", task: Task, fit: Fit) -> None:
@@ -51,9 +52,14 @@ def _noted(learn: Callable[[Any, Task, Fit], None]) -> Callable[[Any, Task, Fit]
                 f"task {task.index} is {self.history[task.index]!r}, which has been learned, and {task.name!r} would take "
                 f"its place: net.add_task gives it a number of its own; forget_name({task.index}) gives up the old one"
             )
+        from hatrack import keep
+
         before = {key: value.clone() for key, value in self.state_dict().items()}
+        answers = keep.answers(self, task)
         try:
             learn(self, task, fit)
+            keep.check(self, but=task.index)
+            answers.check(self)
         except BaseException:
             with torch.no_grad():
                 for key, value in self.state_dict().items():
@@ -62,12 +68,21 @@ def _noted(learn: Callable[[Any, Task, Fit], None]) -> Callable[[Any, Task, Fit]
             raise
         self.forget_name(task.index)
         self.history[task.index] = task.name
-        if self.digests:
-            from hatrack import keep
-
-            keep.check(self)
 
     return noted
+
+
+def _outside_inference(grow: Callable[[Any], None]) -> Callable[[Any], None]:
+    """What a method grows by while it predicts is to be learned later, which tensors of the inference mode can't be."""
+
+    @functools.wraps(grow)
+    def grown(self: "Method") -> None:
+        if not torch.is_inference_mode_enabled():
+            return grow(self)
+        with torch.inference_mode(False):
+            return grow(self)
+
+    return grown
 
 
 class Method(nn.Module):
@@ -80,6 +95,7 @@ class Method(nn.Module):
     needs: ClassVar[str] = "task id at test, unless the head is shared"  # what it needs beyond the data of the task,
     costs: ClassVar[str] = "nothing"  # what it adds to the network: parameters, bits per task, stored images
     instead: ClassVar[Mapping[str, str]] = {}  # options of the regime that it has others for
+    passing: ClassVar[tuple[str, ...]] = ()  # parameters that it has only while it learns: no file holds them
 
     def __init__(self, net: Network) -> None:
         super().__init__()
@@ -98,6 +114,8 @@ class Method(nn.Module):
         super().__init_subclass__(**keywords)
         if "learn" in vars(cls):
             cls.learn = _noted(cls.learn)  # type: ignore[method-assign]
+        if "_grow" in vars(cls):  # what many have, for tasks that come later
+            cls._grow = _outside_inference(cls._grow)  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         """The logits of that task. Images of type float are as the network sees them, of type uint8 raw."""
@@ -173,10 +191,13 @@ class Method(nn.Module):
         mode = self.training
         raw = channels_first("images", torch.as_tensor(images, device=self.net.example.device))
         seen = self.net.see(raw, task)
-        if raw.is_floating_point() and raw.numel() and (off := seen.abs().max().item()) > FAR:
+        off = seen.abs().max().item() if raw.numel() and raw.dtype != torch.uint8 else 0.0
+        if not math.isfinite(off):
+            raise ValueError("images hold values that are NaN or infinite")
+        if off > FAR:
             warnings.warn(
-                f"images are up to {off:.0f} standard deviations off those that were learned: floats are taken in the units "
-                "of a task's own data, which are 0 to 1 if that was given as bytes",
+                f"images are up to {off:.0f} standard deviations off those that were learned: all but bytes (uint8) are "
+                "taken in the units of a task's own data, which are 0 to 1 if that was given as bytes",
                 stacklevel=2,
             )
         classes: Tensor = self.eval()(seen, task).argmax(1)

@@ -110,7 +110,7 @@ def build(spec: Run, device: torch.device | str = "cpu") -> tuple[list[Task], Me
     with seeded(spec.seed, "weights"):
         trunk = NETWORKS[spec.network](tasks[0].shape, **spec.network_options)
         initialise(trunk, spec.init)
-    example = tasks[0].train.inputs(torch.arange(2, device=device))
+    example = tasks[0].train.inputs(torch.arange(min(2, len(tasks[0].train)), device=device))
     net = Network(
         trunk.to(device),
         [task.classes for task in tasks],

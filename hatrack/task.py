@@ -118,7 +118,7 @@ def _items(what: str, data: Any) -> tuple[Tensor, Tensor]:
     for number in range(len(data)):
         image, label = data[number]
         images.append(image if isinstance(image, Tensor) else torch.from_numpy(np.array(image)))
-        labels.append(int(label))
+        labels.append(label.item() if isinstance(label, Tensor | np.ndarray | np.generic) else label)
         if images[-1].shape != images[0].shape:
             raise ValueError(
                 f"{what}: image {number} is of shape {tuple(images[-1].shape)}, the first of {tuple(images[0].shape)}; "
@@ -126,7 +126,7 @@ def _items(what: str, data: Any) -> tuple[Tensor, Tensor]:
             )
     if not images:
         raise ValueError(f"{what}: there are no images")
-    return torch.stack(images), torch.tensor(labels)
+    return torch.stack(images), as_tensor(f"{what}: labels must be whole numbers", labels)
 
 
 def hold_out(count: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -191,7 +191,7 @@ def as_tensor(what: str, values: Any) -> Tensor:
         values = values.copy()
     try:
         return torch.as_tensor(values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{what} ({error})") from None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hatrack import METHODS, Diverged, Method, Network, Regime, Task, Trainer, evaluate
 from hatrack.networks import mlp
@@ -367,3 +367,41 @@ def test_a_task_that_was_not_learned_has_no_predictions():
         method.predict(images, 1)
     with pytest.raises(IndexError, match="no task 2"):
         method.predict(images, 2)
+
+
+@pytest.mark.parametrize("name", ["joint", "independent"])
+def test_a_network_that_begins_anew_has_the_regime_of_a_first_task(name):
+    tasks, seen = toy_tasks(3), []
+    fit = Trainer(Regime(epochs=2, batch=16, optimizer="momentum", keep_state=True, task_lr_decay=0.3, task_batch_decay=0.5))
+    start = fit.start
+
+    def spy(*args, **how):
+        course = start(*args, **how)
+        moving = max(value.abs().max().item() for state in course.optimizers.main.state.values() for value in state.values())
+        seen.append((course.regime.lr, course.regime.batch, moving))
+        return course
+
+    fit.start = spy
+    learn(make(name, tasks), tasks, fit)
+    assert seen == [(0.05, 16, 0.0)] * 3
+
+
+def test_a_frozen_trunk_answers_with_the_same_bits_when_gradients_are_on():
+    """Attention takes a quicker way, of other roundings, where no weight takes a gradient."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.flatten(1).view(len(x), 4, 16)).mean(1)
+
+    tasks = toy_tasks(2, shape=(1, 8, 8))
+    with seeded(0, "weights"):
+        method = METHODS["frozen"](Network(Attention(), [3, 3], tasks[0].train.inputs(torch.arange(2))))
+    x = tasks[0].test.inputs(torch.arange(30))
+    method.learn(tasks[0], Trainer(Regime(epochs=1)))
+    before = method(x, 0)
+    method.learn(tasks[1], Trainer(Regime(epochs=1)))
+    assert torch.equal(method(x, 0), before)

@@ -202,6 +202,7 @@ def test_frozen_parts_have_no_springs():
     ewc = make(tasks, widths=(12, 10), freeze="1")
     assert len(ewc.fisher) == 12 * 10 + 10
     learn(ewc, tasks)
+    learn(make(tasks, widths=(12, 10), freeze="*", rescale=True), tasks)
 
 
 def test_options_are_checked():

@@ -150,3 +150,27 @@ def test_only_training_is_augmented():
         Witness(net).learn(replace(task, train=split), Trainer(Regime(epochs=2, batch=16), watch=True))
     assert all(torch.equal(a, b) for a, b in zip(seen[:6], seen[6:], strict=True))
     assert not torch.equal(torch.cat(seen[:3]).sum(), torch.cat(seen[3:6]).sum()), "every epoch has crops of its own"
+
+
+def test_images_that_were_not_meant_are_not_answered_in_silence():
+    """Bytes in another type, values that are no numbers, axes in another order."""
+    images, labels = np.random.RandomState(0).randint(0, 256, (40, 5, 8, 8)).astype(np.uint8), np.arange(40) % 2
+    task = Task.from_arrays(0, "bytes", images, labels, images, labels)
+    method = Method(Network(mlp((5, 8, 8), widths=(8,)), [2], task.train.inputs(torch.arange(2))))
+    method.learn(task, Trainer(Regime(epochs=1)))
+    for kind in (np.int32, np.int64, np.float32):
+        with pytest.warns(UserWarning, match="standard deviations off"):
+            method.predict(images.astype(kind), 0)
+    broken = images.astype(np.float32) / 255
+    broken[3, 0, 0, 0] = np.nan
+    with pytest.raises(ValueError, match="images hold values that are NaN or infinite"):
+        method.predict(broken, 0)
+    with pytest.raises(ValueError, match=r"images are of shape \(8, 8, 5\), but the network takes \(5, 8, 8\)"):
+        method.predict(images.transpose(0, 2, 3, 1), 0)
+
+
+@pytest.mark.parametrize("label", [0.9, "a", None, np.float32(1.5)])
+def test_labels_of_a_data_set_are_whole_numbers(label):
+    data = Pairs([torch.zeros(1, 4, 4)] * 2, [0, label])
+    with pytest.raises(ValueError, match="labels must be whole numbers"):
+        Task.from_dataset(0, "labels", data, data)

@@ -322,6 +322,15 @@ def test_the_estimate_of_the_hat_authors():
     assert difference(fisher_diagonal(method, split, 0, parameters, estimator="batches"), total / 48) < 1e-9
 
 
+def test_the_estimate_of_the_hat_authors_has_no_batch_of_one():
+    """A norm could not train on it."""
+    norm = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU())
+    for images in (21, 40, 41):
+        split = toy_tasks(1, train=images, valid=0.0)[0].train
+        method = Method(Network(norm, [3], split.inputs(torch.arange(2))))
+        assert fisher_diagonal(method, split, 0, list(norm.parameters()), estimator="batches").isfinite().all()
+
+
 def test_the_estimate_of_the_hat_authors_has_dropout():
     method = make(mlp((1, 4, 4), widths=(12,), dropout=0.5, input_dropout=0.0))
     split, parameters = toy_tasks(1)[0].train, wanted(method)

@@ -464,3 +464,175 @@ def test_a_fit_that_fails_is_not_in_the_history(name):
     assert method.history == {}
     method.learn(tasks[0], fit())
     assert method.history == {0: "toy 0"}
+
+
+# What a method can't see
+
+
+class Written(nn.Module):
+    """A running mean that is written on every second training pass only, so not on the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 12), nn.Linear(12, 12)
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("centre", torch.zeros(12))
+
+    def forward(self, x):
+        h = self.first(x.flatten(1))
+        if self.training:
+            self.passes += 1
+            if self.passes % 2 == 0:
+                self.centre.lerp_(h.detach().mean(0), 0.1)
+        return self.second((h - self.centre).relu()).relu()
+
+
+class Listed(nn.Module):
+    """Parameters that are used by way of a list, where nothing exchanges them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 12), nn.Linear(12, 12)
+        self.mine = [self.second.weight, self.second.bias]
+
+    def forward(self, x):
+        return nn.functional.linear(self.first(x.flatten(1)).relu(), *self.mine).relu()
+
+
+class Closed(nn.Module):
+    """A layer within a closure, which no copy of the trunk has for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 12), nn.Linear(12, 12)
+        self.mix = lambda h: self.second(h).relu()
+
+    def forward(self, x):
+        return self.mix(self.first(x.flatten(1)).relu())
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    ("name", "trunk"),
+    [
+        ("hat", Written),
+        ("pmask", Written),
+        ("packnet", Written),
+        ("pmask", Listed),
+        ("packnet", Listed),
+        ("independent", Closed),
+    ],
+)
+def test_a_task_that_would_change_an_old_one_unseen_is_not_learned(name, trunk, kept, path):
+    tasks = toy_tasks(2)
+    with seeded(0, "unseen"):
+        method = METHODS[name](Network(trunk(), [3, 3], tasks[0].train.inputs(torch.arange(2))))
+    method.learn(tasks[0], fit())
+    if kept:
+        method.save(path)
+    before, state = logits(method, tasks[0]), {key: value.clone() for key, value in method.state_dict().items()}
+    with pytest.raises(ValueError, match=r"task 0 .'toy 0'. (would no longer answer as it did|is not what it was)"):
+        method.learn(tasks[1], fit())
+    assert torch.equal(logits(method, tasks[0]), before)
+    assert method.history == {0: "toy 0"}
+    for key, value in method.state_dict().items():
+        assert torch.equal(value, state[key]), key
+
+
+@pytest.mark.parametrize("name", ["hat", "pmask", "packnet"])
+def test_a_buffer_that_the_example_does_not_move_is_kept_per_task(name):
+    """The example is zero, and so is what the first training pass writes."""
+
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU())
+            self.register_buffer("centre", torch.zeros(16))
+
+        def forward(self, x):
+            x = x.flatten(1)
+            if self.training:
+                self.centre.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+            return self.layers(x - self.centre)
+
+    tasks = toy_tasks(2)
+    method = METHODS[name](Network(Centred(), [3, 3], torch.zeros(2, 1, 4, 4)))
+    method.learn(tasks[0], fit())
+    before = logits(method, tasks[0])
+    method.learn(tasks[1], fit())
+    assert torch.equal(logits(method, tasks[0]), before)
+
+
+@every_method
+def test_a_method_saved_while_it_learns_can_be_loaded(name, path):
+    tasks = toy_tasks(2)
+    method = saved(name, path, tasks, count=1)
+    method.net.add_task(3)
+    before, seen = logits(method, tasks[0]), []
+
+    def save(moment):
+        method.save(path)
+        seen.append(logits(hatrack.load(path, fresh()), tasks[0]))
+
+    method.learn(tasks[1], Trainer(Regime(epochs=2, batch=16, lr=0.1), progress=save))
+    assert seen or name in UNTRAINED
+    if name in ISOLATED:
+        assert all(torch.equal(one, before) for one in seen)
+
+
+@every_method
+def test_answers_in_inference_mode_leave_the_method_able_to_learn(name, path):
+    tasks = toy_tasks(2)
+    saved(name, path, tasks, count=1)
+    trunk = fresh()
+    with torch.inference_mode():
+        method = hatrack.load(path, trunk)
+        method.net.add_task(3)
+        method(tasks[1].test.inputs(torch.arange(3)), 0)
+        method(tasks[1].test.inputs(torch.arange(3)), 1)
+    method.revisit(tasks[0])
+    method.learn(tasks[1], fit())
+    assert list(method.history) == [0, 1]
+
+
+def test_what_could_not_be_loaded_again_is_not_saved(path):
+    tasks = toy_tasks(1)
+    method = saved("hat", path, tasks, count=1)
+    content = path.read_bytes()
+    with pytest.raises(ValueError, match="the weights are float16, and a method is loaded in float32"):
+        method.half().save(path)
+
+    class Fleeting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 12)
+            self.register_buffer("centre", torch.zeros(16), persistent=False)
+            self.register_buffer(
+                "scale", torch.ones(16), persistent=False
+            )  # no training changes it: the trunk makes it anew
+
+        def forward(self, x):
+            x = x.flatten(1)
+            if self.training:
+                self.centre.lerp_(x.detach().mean(0), 0.1)
+            return self.layer((x - self.centre) * self.scale).relu()
+
+    other = METHODS["sgd"](Network(Fleeting(), [3], torch.zeros(2, 1, 4, 4)))
+    with pytest.raises(ValueError, match="training changes the trunk's buffer 'centre', and no file holds it"):
+        other.save(path)
+    assert path.read_bytes() == content
+
+
+def test_trunks_that_can_t_be_kept_are_refused_in_words(path):
+    class Odd(nn.Linear):
+        def get_extra_state(self):
+            return {"version": 1}
+
+        def set_extra_state(self, state):
+            pass
+
+    with pytest.raises(ValueError, match=r"the trunk's state holds '0\._extra_state', of type dict"):
+        Network(nn.Sequential(Odd(4, 4)), [3], torch.zeros(2, 4))
+    saved("sgd", path, toy_tasks(1), count=1)
+    with pytest.raises(ValueError, match="weights whose shape it does not know yet"):
+        hatrack.load(path, nn.Sequential(nn.Flatten(), nn.LazyLinear(24)))

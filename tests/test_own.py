@@ -97,6 +97,13 @@ def test_it_runs_from_the_command_line(tmp_path, capsys):
     assert [t["name"] for t in Record.load(path).tasks] == ["digits", "flowers"]
 
 
+def test_the_first_task_may_have_a_single_image(tmp_path):
+    lone = np.zeros((1, 8, 8), np.uint8)
+    gray(tmp_path, x_train=lone, y_train=lone[:, 0, 0], x_test=lone, y_test=lone[:, 0, 0])
+    file = write(tmp_path, '[[task]]\nname = "one"\ndata = "digits.npz"\n')
+    assert main(["run", "own", "hat", "--tasks", file, "--widths", "10", "--epochs", "1", "--out", str(tmp_path / "o")]) == 0
+
+
 def test_other_data_is_another_run(tmp_path):
     """Under the same file name: an old record must not answer for new data."""
     gray(tmp_path)
@@ -189,3 +196,15 @@ def test_resizing_against_plain_averaging():
     assert small.dtype == torch.uint8
     assert (small[0] == 77).all()
     assert abs(small[1].float().mean() - x[1].float().mean()) < 4
+
+
+@pytest.mark.parametrize(("mode", "kind", "suffix"), [("I;16", np.uint16, "png"), ("F", np.float32, "tif")])
+def test_images_of_more_than_8_bits_are_refused(tmp_path, capsys, mode, kind, suffix):
+    for number, name in enumerate("ab"):
+        (tmp_path / "deep" / name).mkdir(parents=True)
+        for k in range(4):
+            values = np.full((16, 16), 300 + 20_000 * number + k, kind)
+            Image.fromarray(values).save(tmp_path / "deep" / name / f"{k}.{suffix}")
+    file = write(tmp_path, '[[task]]\nname = "deep"\ndata = "deep"\n')
+    assert main(["run", "own", "sgd", "--tasks", file, "--widths", "10", "--epochs", "1", "--out", str(tmp_path / "o")]) == 2
+    assert "more than 8 bits per value" in capsys.readouterr().err

@@ -109,11 +109,12 @@ class Scripted:
     def __init__(self, losses, **regime):
         self.losses, self.regime, self.calls = losses, Regime(**regime), []
 
-    def __call__(self, method, task, *, epochs, lr, schedule):
+    def __call__(self, method, task, *, epochs, lr, schedule, keep_state):
         number = len(self.calls)
         trained = {name for name, p in method.named_parameters() if p.requires_grad}
         self.calls.append({"path": copy.deepcopy(method.path), "lr": lr, "epochs": epochs, "trained": trained})
         assert schedule == "constant"
+        assert not keep_state, "a candidate would go on with the other's momentum"
         with torch.no_grad():
             method.heads[task.index].bias.fill_(number)
         losses = self.losses(number)

@@ -40,6 +40,8 @@ def opened(what: object, file: Path | IO[bytes]) -> Iterator[Image.Image]:
             with Image.open(file, formats=FORMATS) as image:
                 if image.width * image.height > PIXELS:
                     raise ValueError(f"{image.width} x {image.height} pixels are too many")
+                if image.mode.startswith(("I", "F")):  # Pillow would cut off what is above 255
+                    raise ValueError("it has more than 8 bits per value; which of them matter, only you can say: convert it")
                 yield image
     except BROKEN as error:
         said = "" if isinstance(error, UnidentifiedImageError) else f": {error}"

@@ -34,7 +34,7 @@ class AGEM(Method):
         net: Network,
         *,
         per_class: Annotated[int, Option("images kept of each class of each task", low=1)] = 25,
-        reference: Annotated[int, Option("images from memory that the reference gradient is taken on", low=1)] = 256,
+        reference: Annotated[int, Option("images from memory that the reference gradient is taken on", low=2)] = 256,
     ) -> None:
         super().__init__(net)
         self.options = check(AGEM, locals())

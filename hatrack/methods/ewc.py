@@ -102,7 +102,7 @@ class EWC(Method):
         new = fisher_diagonal(
             self, task.train, task.index, self.net.common(), samples=self.samples, estimator=self.estimator
         )
-        if not self.rescale:
+        if not self.rescale or not new.numel():
             return new
         low, high = new.aminmax()
         return (new - low) / (high - low) if high > low else new

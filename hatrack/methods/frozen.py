@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hatrack.method import Fit, Method
 from hatrack.networks.network import Network
+from hatrack.networks.stages import training_only
 from hatrack.task import Task
 
 
@@ -27,7 +28,6 @@ class Frozen(Method):
         if net.shared:
             raise ValueError("frozen needs a head per task: a head that all tasks share would be overwritten")
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
-        self.trained = {name for name, p in net.trunk.named_parameters() if p.requires_grad}
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -40,7 +40,7 @@ class Frozen(Method):
         return self.used_of_network(task, {})
 
     def learn(self, task: Task, fit: Fit) -> None:
-        for name, parameter in self.net.trunk.named_parameters():
-            parameter.requires_grad_(name in self.trained and not self.started)
-        fit(self, task)
+        trained = [] if self.started else [p for p in self.net.trunk.parameters() if p.requires_grad]
+        with training_only(self.net.trunk, trained):
+            fit(self, task)
         self.started.fill_(True)

@@ -31,7 +31,8 @@ class Held(NamedTuple):
 
     parameter: nn.Parameter
     freeze: Freeze
-    free: Tensor | None  # soft masks: what the gradient is multiplied with
+    share: Tensor | None = None  # soft masks: how much of an update is taken back,
+    before: Tensor | None = None  # and the values that it begins with
 
 
 class HAT(Method):
@@ -168,8 +169,8 @@ class HAT(Method):
     def _keep(self, parameter: nn.Parameter, held: Tensor) -> None:
         if parameter.requires_grad:
             held = held.to(parameter.device)
-            free = None if self.masks == "binary" else 1 - held
-            self.held.append(Held(parameter, Freeze(parameter, held == 1), free))
+            soft = () if self.masks == "binary" else (held, parameter.detach().clone())
+            self.held.append(Held(parameter, Freeze(parameter, held == 1), *soft))
 
     def loss(self, batch: Batch) -> Tensor:
         assert isinstance(batch.task, int), "HAT learns one task at a time"
@@ -185,10 +186,10 @@ class HAT(Method):
 
     def edit_grads(self, batch: Batch) -> None:
         """Mask the gradients of used weights (Eq. 2) and compensate those of the embeddings for the annealing (2.5)."""
-        for parameter, freeze, free in self.held:
+        for parameter, freeze, _, before in self.held:
             freeze.mask_grad()
-            if free is not None and parameter.grad is not None:
-                parameter.grad.mul_(free)
+            if before is not None:
+                before.copy_(parameter)
         assert isinstance(batch.task, int)
         e = self.embeddings[batch.task]
         if e.grad is not None:
@@ -196,8 +197,10 @@ class HAT(Method):
 
     def constrain(self) -> None:
         """Used weights back to their exact bits, free ones finite (an infinity would pass a closed gate)."""
-        for held in self.held:
-            held.freeze.restore()
+        for parameter, freeze, share, before in self.held:
+            if share is not None and before is not None:  # Adam would make up for a smaller gradient
+                parameter.lerp_(before, share)
+            freeze.restore()
         self.embeddings[self.learning].clamp_(-LIMIT, LIMIT)
 
     # Afterwards

@@ -50,7 +50,7 @@ class Independent(Method):
 
     def learn(self, task: Task, fit: Fit) -> None:
         self._grow()
-        fit(self, task)
+        fit(self, task, lr=fit.regime.lr, batch=fit.regime.batch, keep_state=False)  # each is a network's first
 
     def used_by(self, task: int) -> dict[str, Tensor]:
         head = self.heads[task] if self.net.shared else self.net.heads[task]

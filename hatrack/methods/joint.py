@@ -36,7 +36,8 @@ class Joint(Method):
         self._restart()
         self.net.remember(task.index, task.train.view, task.train.x[0].numel())
         train, valid = (Split.join([getattr(t, part) for t in self.tasks]) for part in ("train", "valid"))
-        fit(self, Task(task.index, f"{task.name} and all before", task.classes, train, valid, task.test))
+        every = Task(task.index, f"{task.name} and all before", task.classes, train, valid, task.test)
+        fit(self, every, lr=fit.regime.lr, batch=fit.regime.batch, keep_state=False)  # a first task, whatever its number
 
     def revisit(self, task: Task) -> None:
         self.tasks.append(task)

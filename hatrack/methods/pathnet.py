@@ -169,7 +169,8 @@ class PathNet(Method):
         free = {(layer, gene) for layer, genes in enumerate(self.path) for gene in genes} - frozen
         parts = [self.heads[task.index], *(self.part(*place) for place in free)]
         with training_only(self, [p for part in parts for p in part.parameters()]):
-            fitted: Fitted = fit(self, task, epochs=len(epochs), lr=one.pace.start(epochs.start), schedule="constant")
+            lr = one.pace.start(epochs.start)  # and no state of the optimizer: it would be the other candidate's
+            fitted: Fitted = fit(self, task, epochs=len(epochs), lr=lr, schedule="constant", keep_state=False)
         losses = [e.loss if e.valid_loss is None else e.valid_loss for e in fitted.epochs]
         for loss in losses:
             one.pace.end(loss)

@@ -32,6 +32,7 @@ class PMASK(Method):
 
     paper: ClassVar[str] = "Raskoti, Ghimire (003)"
     needs: ClassVar[str] = "task id at test"
+    passing: ClassVar[tuple[str, ...]] = ("embeddings",)
     costs: ClassVar[str] = "an embedding per weight while a task is learned, then one bit per weight and task"
 
     masks: Tensor

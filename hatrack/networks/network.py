@@ -48,6 +48,11 @@ class Network(nn.Module):
             raise ValueError(f"classes are a list, of one number per task, such as [{classes}], not {classes}")
         if heads == "shared" and not classes:
             raise ValueError("heads='shared' needs the classes of the first task: the head that all share is made for them")
+        for name, value in trunk.state_dict().items():
+            if not isinstance(value, Tensor):
+                raise ValueError(
+                    f"the trunk's state holds {name!r}, of type {type(value).__name__}: only tensors can be kept"
+                )
         self.trunk, self.shared, self.init, self.seed = trunk, heads == "shared", init, seed
         example = torch.as_tensor(example)
         where = next((p.device for p in trunk.parameters()), example.device)
@@ -119,6 +124,7 @@ class Network(nn.Module):
         for name in self.frozen:
             trunk.get_submodule(name).eval()
 
+    @torch.inference_mode(False)
     def add_task(self, classes: int) -> int:
         """Room for one more task; returns its number."""
         try:
@@ -183,7 +189,10 @@ class Network(nn.Module):
             raise ValueError(
                 f"raw images of this task have {wanted} values each, not {size} (shape {tuple(images.shape[1:])})"
             )
-        return View(tuple(self.example.shape[1:]), self.mean, self.std, self.pixels)(images, row)
+        shape, given = tuple(self.example.shape[1:]), tuple(images.shape[1:])
+        if len(given) == len(shape) and size == math.prod(shape) and given != shape:
+            raise ValueError(f"images are of shape {given}, but the network takes {shape}")
+        return View(shape, self.mean, self.std, self.pixels)(images, row)
 
     def new_head(self, number: int, classes: int | None = None, *, features: int | None = None) -> nn.Linear:
         """A head as it is before any training, on the trunk's features or so many of a method's own; its weights depend on
