@@ -89,13 +89,15 @@ class Answers(NamedTuple):
 
 
 def answers(method: Method, new: Task) -> Answers:
-    """Of the finished tasks that are to stay as they are while a new one is learned, to a few images of that one."""
-    held = [task for task in method.history if task != new.index]
-    if not held or not method.used_by(held[0]) or new.shape != method.net.example.shape[1:]:
+    """Of the finished tasks that are to stay as they are while a new one is learned, to a few images of that one. Those of a
+    trunk that answers by chance say nothing."""
+    held = [task for task in method.history if task != new.index and method.used_by(task)]
+    if not held or new.shape != method.net.example.shape[1:]:
         return Answers(method.net.example, {})
     some = new.train.inputs(torch.arange(min(PROBES, len(new.train)), device=new.train.y.device))
     images = torch.cat([method.net.example, some.to(method.net.example)])
-    return Answers(images, {task: logits(method, task, images) for task in held})
+    once, twice = ({task: logits(method, task, images) for task in held} for _ in range(2))
+    return Answers(images, {task: once[task] for task in held if _close(once[task], twice[task], ROUNDING)})
 
 
 def _close(then: Tensor, now: Tensor, share: float) -> bool:
@@ -134,10 +136,24 @@ def _check_loadable(method: Method) -> None:
             raise ValueError(f"the weights are {name}, and a method is loaded in float32: method.float() before it is saved")
     trunk = method.net.trunk
     hidden = {name for name, _ in trunk.named_buffers()} - trunk.state_dict().keys()
-    if lost := sorted(hidden.intersection(own_tensors(method.net)) if hidden else ()):
-        raise ValueError(
-            f"training changes the trunk's buffer {lost[0]!r}, and no file holds it: register it with persistent=True"
-        )
+    for name in sorted(hidden.intersection(own_tensors(method.net)) if hidden else ()):
+        if _matters(method, trunk.get_buffer(name)):
+            raise ValueError(
+                f"training changes the trunk's buffer {name!r}, and no file holds it: register it with persistent=True"
+            )
+
+
+@torch.no_grad()
+def _matters(method: Method, buffer: Tensor) -> bool:
+    """Would a finished task answer otherwise if this buffer had other values?"""
+    before, old = {task: logits(method, task) for task in method.history}, buffer.clone()
+    try:
+        buffer.logical_not_() if buffer.dtype is torch.bool else buffer.add_(1)
+        return not all(_close(then, logits(method, task), 0.0) for task, then in before.items())
+    except (RuntimeError, IndexError):  # a number of something that is not there
+        return True
+    finally:
+        buffer.copy_(old)
 
 
 def _describe(method: Method) -> dict[str, Any]:
@@ -178,7 +194,6 @@ def _name(kind: type[Method]) -> str:
 # Loading
 
 
-@torch.inference_mode(False)
 def load(path: Path | str, trunk: nn.Module, *, method: type[Method] | None = None) -> Method:
     """The method that was saved, ready to predict and to learn another task (after `method.net.add_task`).
 

@@ -6,10 +6,12 @@ Then the same step runs eagerly, compiled, or recorded as a CUDA graph. `rules.w
 """
 
 import functools
+import inspect
 import math
 import operator
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -72,15 +74,13 @@ def _noted(learn: Callable[[Any, Task, Fit], None]) -> Callable[[Any, Task, Fit]
     return noted
 
 
-def _outside_inference(grow: Callable[[Any], None]) -> Callable[[Any], None]:
+def _outside_inference(grow: Callable[..., Any]) -> Callable[..., Any]:
     """What a method grows by while it predicts is to be learned later, which tensors of the inference mode can't be."""
 
     @functools.wraps(grow)
-    def grown(self: "Method") -> None:
-        if not torch.is_inference_mode_enabled():
-            return grow(self)
-        with torch.inference_mode(False):
-            return grow(self)
+    def grown(*args: Any, **keywords: Any) -> Any:
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+            return grow(*args, **keywords)
 
     return grown
 
@@ -114,8 +114,8 @@ class Method(nn.Module):
         super().__init_subclass__(**keywords)
         if "learn" in vars(cls):
             cls.learn = _noted(cls.learn)  # type: ignore[method-assign]
-        if "_grow" in vars(cls):  # what many have, for tasks that come later
-            cls._grow = _outside_inference(cls._grow)  # type: ignore[attr-defined]
+        if inspect.isfunction(grow := vars(cls).get("_grow")):  # what many have, for tasks that come later
+            cls._grow = _outside_inference(grow)  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         """The logits of that task. Images of type float are as the network sees them, of type uint8 raw."""

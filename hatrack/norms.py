@@ -134,20 +134,26 @@ def own_tensors(net: "Network") -> list[str]:
     """The names of the trunk's tensors that every task needs for itself, but for those of parts that are frozen anyway."""
     twin = copy.deepcopy(net.trunk).train()
     net.keep_frozen(twin)
-    before = {name: (t, t._version) for name, t in _tensors(twin).items()}
+    before = {name: (t, t.clone(), _version(t)) for name, t in _tensors(twin).items()}
     with seeded(0, "norms"), _Look() as look:
         twin(torch.cat([net.example, net.example]))  # two at least: a batch of one has no variance
     after, names = _tensors(twin), []
-    for name, (tensor, version) in before.items():
+    for name, (tensor, old, version) in before.items():
         if after.get(name) is not tensor:
             raise ValueError(
                 f"the trunk replaces its buffer {name!r} in a forward pass; let it write in place, as copy_ does"
             )
         frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
         still = any(name == f or name.startswith(f"{f}.") for f in net.frozen)
-        if not frozen and not still and (id(tensor) in look.seen or tensor._version != version):
+        written = _version(tensor) != version or not torch.equal(tensor, old)  # the same values, or by way of `.data`
+        if not frozen and not still and (id(tensor) in look.seen or written):
             names.append(name)
     return names
+
+
+def _version(tensor: Tensor) -> int:
+    """It grows with every write; tensors of the inference mode have none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _tensors(trunk: nn.Module) -> dict[str, Tensor]:

@@ -118,7 +118,7 @@ def _items(what: str, data: Any) -> tuple[Tensor, Tensor]:
     for number in range(len(data)):
         image, label = data[number]
         images.append(image if isinstance(image, Tensor) else torch.from_numpy(np.array(image)))
-        labels.append(label.item() if isinstance(label, Tensor | np.ndarray | np.generic) else label)
+        labels.append(_label(what, label))
         if images[-1].shape != images[0].shape:
             raise ValueError(
                 f"{what}: image {number} is of shape {tuple(images[-1].shape)}, the first of {tuple(images[0].shape)}; "
@@ -126,7 +126,17 @@ def _items(what: str, data: Any) -> tuple[Tensor, Tensor]:
             )
     if not images:
         raise ValueError(f"{what}: there are no images")
-    return torch.stack(images), as_tensor(f"{what}: labels must be whole numbers", labels)
+    return torch.stack(images), torch.tensor(labels)
+
+
+def _label(what: str, label: Any) -> int:
+    try:
+        whole = int(label)
+        if isinstance(label, str) or whole == label:
+            return whole
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise ValueError(f"{what}: labels must be whole numbers, not {label!r}")
 
 
 def hold_out(count: int, share: float, seed: int) -> tuple[Tensor, Tensor]:

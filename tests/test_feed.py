@@ -169,8 +169,10 @@ def test_images_that_were_not_meant_are_not_answered_in_silence():
         method.predict(images.transpose(0, 2, 3, 1), 0)
 
 
-@pytest.mark.parametrize("label", [0.9, "a", None, np.float32(1.5)])
+@pytest.mark.parametrize("label", [0.9, "a", None, np.float32(1.5), torch.tensor([0, 1])])
 def test_labels_of_a_data_set_are_whole_numbers(label):
     data = Pairs([torch.zeros(1, 4, 4)] * 2, [0, label])
     with pytest.raises(ValueError, match="labels must be whole numbers"):
         Task.from_dataset(0, "labels", data, data)
+    words = Pairs([torch.zeros(1, 4, 4)] * 2, ["0", np.int64(1)])
+    assert Task.from_dataset(0, "labels", words, words).classes == 2

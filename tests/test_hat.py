@@ -323,6 +323,21 @@ def test_a_shared_head_is_used_by_every_task():
     assert torch.equal(first, logits(hat, tasks[0]))
 
 
+def test_soft_masks_on_a_layer_of_doubles():
+    class Doubles(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 12).double()
+
+        def forward(self, x):
+            return self.layer(x.flatten(1).double()).relu().float()
+
+    tasks = toy_tasks(2)
+    hat = HAT(Network(Doubles(), [3, 3], tasks[0].train.inputs(torch.arange(2))), masks="soft")
+    learn(hat, tasks)
+    assert list(hat.history) == [0, 1]
+
+
 def test_soft_masks_forget_a_little_and_binary_ones_nothing():
     tasks = toy_tasks(3)
     changes = {}

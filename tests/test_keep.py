@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -539,9 +540,10 @@ def test_a_task_that_would_change_an_old_one_unseen_is_not_learned(name, trunk, 
         assert torch.equal(value, state[key]), key
 
 
+@pytest.mark.parametrize(("hidden", "example"), [(False, torch.zeros), (False, torch.ones), (True, torch.ones)])
 @pytest.mark.parametrize("name", ["hat", "pmask", "packnet"])
-def test_a_buffer_that_the_example_does_not_move_is_kept_per_task(name):
-    """The example is zero, and so is what the first training pass writes."""
+def test_a_buffer_that_training_writes_is_kept_per_task(name, hidden, example):
+    """Also if the example is zero, and so what the first training pass writes; also by way of `.data`, if it is not."""
 
     class Centred(nn.Module):
         def __init__(self) -> None:
@@ -552,15 +554,55 @@ def test_a_buffer_that_the_example_does_not_move_is_kept_per_task(name):
         def forward(self, x):
             x = x.flatten(1)
             if self.training:
-                self.centre.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+                (self.centre.data if hidden else self.centre).mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
             return self.layers(x - self.centre)
 
     tasks = toy_tasks(2)
-    method = METHODS[name](Network(Centred(), [3, 3], torch.zeros(2, 1, 4, 4)))
+    method = METHODS[name](Network(Centred(), [3, 3], example(2, 1, 4, 4)))
     method.learn(tasks[0], fit())
     before = logits(method, tasks[0])
     method.learn(tasks[1], fit())
     assert torch.equal(logits(method, tasks[0]), before)
+
+
+def test_a_trunk_that_answers_by_chance_can_learn():
+    class Chance(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.draw = nn.Linear(16, 12), np.random.RandomState(0)
+
+        def forward(self, x):
+            return self.layer(x.flatten(1)).relu() * self.draw.uniform(0.5, 1.5)
+
+    tasks = toy_tasks(2)
+    method = METHODS["frozen"](Network(Chance(), [3, 3], torch.ones(2, 1, 4, 4)))
+    for task in tasks:
+        method.learn(task, fit())
+    assert list(method.history) == [0, 1]
+
+
+def test_a_method_may_promise_something_of_some_tasks_only():
+    class Some(Method):
+        def used_by(self, task):
+            return {"first": self.net.heads[0].weight} if task == 0 else {}
+
+        def _grow(self, tasks):
+            return tasks + 1
+
+        def learn(self, task, fit):
+            assert self._grow(1) == 2
+            before = [p.detach().clone() for p in self.net.trunk.parameters()]
+            fit(self, task)
+            with torch.no_grad():
+                for p, old in zip(self.net.trunk.parameters() if task.index else (), before, strict=False):
+                    p.copy_(old)
+                self.net.heads[1].weight.add_(task.index == 2)  # of which nothing is promised
+
+    tasks = toy_tasks(3)
+    method = Some(Network(fresh(), [3, 3, 3], tasks[0].train.inputs(torch.arange(2))))
+    for task in tasks:
+        method.learn(task, fit())
+    assert list(method.history) == [0, 1, 2]
 
 
 @every_method
@@ -584,9 +626,10 @@ def test_a_method_saved_while_it_learns_can_be_loaded(name, path):
 def test_answers_in_inference_mode_leave_the_method_able_to_learn(name, path):
     tasks = toy_tasks(2)
     saved(name, path, tasks, count=1)
-    trunk = fresh()
     with torch.inference_mode():
-        method = hatrack.load(path, trunk)
+        assert len(hatrack.load(path, fresh()).predict(tasks[0].test.x[:3], 0)) == 3, "to predict by, and nothing else"
+    method = hatrack.load(path, fresh())
+    with torch.inference_mode():
         method.net.add_task(3)
         method(tasks[1].test.inputs(torch.arange(3)), 0)
         method(tasks[1].test.inputs(torch.arange(3)), 1)
@@ -607,17 +650,24 @@ def test_what_could_not_be_loaded_again_is_not_saved(path):
             super().__init__()
             self.layer = nn.Linear(16, 12)
             self.register_buffer("centre", torch.zeros(16), persistent=False)
-            self.register_buffer(
-                "scale", torch.ones(16), persistent=False
-            )  # no training changes it: the trunk makes it anew
+            self.register_buffer("scale", torch.ones(16), persistent=False)  # no training changes it
+            self.register_buffer("last", torch.zeros(16), persistent=False)  # nothing reads it
+            self.register_buffer("ids", torch.zeros(16, dtype=torch.int64), persistent=False)  # written before it is read
+            self.centred = False
 
         def forward(self, x):
             x = x.flatten(1)
+            self.last.copy_(x.detach()[0])
+            self.ids.copy_(torch.arange(16))
             if self.training:
                 self.centre.lerp_(x.detach().mean(0), 0.1)
-            return self.layer((x - self.centre) * self.scale).relu()
+            return self.layer((x[:, self.ids] - self.centred * self.centre) * self.scale).relu()
 
-    other = METHODS["sgd"](Network(Fleeting(), [3], torch.zeros(2, 1, 4, 4)))
+    other = METHODS["sgd"](Network(Fleeting(), [3], torch.ones(2, 1, 4, 4)))
+    other.learn(tasks[0], fit())
+    other.save(path)
+    content = path.read_bytes()
+    other.net.trunk.centred = True
     with pytest.raises(ValueError, match="training changes the trunk's buffer 'centre', and no file holds it"):
         other.save(path)
     assert path.read_bytes() == content

@@ -169,7 +169,7 @@ class HAT(Method):
     def _keep(self, parameter: nn.Parameter, held: Tensor) -> None:
         if parameter.requires_grad:
             held = held.to(parameter.device)
-            soft = () if self.masks == "binary" else (held, parameter.detach().clone())
+            soft = () if self.masks == "binary" else (held.to(parameter.dtype), parameter.detach().clone())
             self.held.append(Held(parameter, Freeze(parameter, held == 1), *soft))
 
     def loss(self, batch: Batch) -> Tensor:
