@@ -57,17 +57,19 @@ def _noted(learn: Callable[[Any, Task, Fit], None]) -> Callable[[Any, Task, Fit]
         from hatrack import keep
 
         before = {key: value.clone() for key, value in self.state_dict().items()}
-        answers = keep.answers(self, task)
+        self.asked = keep.answers(self, task)
         try:
             learn(self, task, fit)
             keep.check(self, but=task.index)
-            answers.check(self)
+            self.asked.check(self)
         except BaseException:
             with torch.no_grad():
                 for key, value in self.state_dict().items():
                     if key in before and before[key].shape == value.shape:
                         value.copy_(before[key])
             raise
+        finally:
+            self.asked = None
         self.forget_name(task.index)
         self.history[task.index] = task.name
 
@@ -107,6 +109,7 @@ class Method(nn.Module):
         self.options: dict[str, Any] = {}  # a method that has options writes self.options = check(Class, locals())
         self.built = len(net.classes), [name for name, p in net.trunk.named_parameters() if not p.requires_grad]
         self.history: dict[int, str] = {}  # the finished tasks and their names, in the order of learning
+        self.asked: Any = None  # while a task is learned, what the finished ones answered before: see keep.py
         self.digests: dict[int, str] = {}  # of what tasks use, once the method was saved or loaded: see keep.py
         self.register_forward_pre_hook(_see_raw_images, with_kwargs=True)
 

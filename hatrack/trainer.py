@@ -124,6 +124,8 @@ class Trainer:
         if saved and self.journal:
             try:
                 course.take_up(*saved)
+                if method.asked:  # finished tasks answer in every state of a fit as they did before
+                    method.asked.check(method)
             except ValueError as error:
                 raise ValueError(f"{self.journal.folder}: {error}") from None
             ended = saved[1]["ended"]
