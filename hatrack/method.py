@@ -57,11 +57,12 @@ def _noted(learn: Callable[[Any, Task, Fit], None]) -> Callable[[Any, Task, Fit]
         from hatrack import keep
 
         before = {key: value.clone() for key, value in self.state_dict().items()}
-        self.asked = keep.answers(self, task)
+        answers, outer = keep.answers(self, task), self.asked  # `learn` may call that of the class above
+        self.asked = answers
         try:
             learn(self, task, fit)
             keep.check(self, but=task.index)
-            self.asked.check(self)
+            answers.check(self)
         except BaseException:
             with torch.no_grad():
                 for key, value in self.state_dict().items():
@@ -69,7 +70,7 @@ def _noted(learn: Callable[[Any, Task, Fit], None]) -> Callable[[Any, Task, Fit]
                         value.copy_(before[key])
             raise
         finally:
-            self.asked = None
+            self.asked = outer
         self.forget_name(task.index)
         self.history[task.index] = task.name
 
