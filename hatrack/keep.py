@@ -1,16 +1,16 @@
 """A method in one file, to go on with months later: `method.save(path)` and `hatrack.load(path, trunk)`; never a pickle.
 
 The trunk is Python code and not in the file: loading takes one of the same architecture, whatever its values. Of every
-finished task the file has a digest of the bits that it uses (weights, gates, norms, head; see `Method.used_by`) and its
-logits on the network's example. Both are compared after loading, the digests also after every new task and before a save.
-The logits only to a tolerance: the last bits of a product depend on the machine and on the build of PyTorch.
+finished task the file has a digest of the bits that it uses and its logits on the network's example (`promises.py`). Both
+are compared after loading, the logits only to a tolerance: the last bits of a product depend on the machine and on the
+build of PyTorch.
 """
 
 import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,87 +23,15 @@ from hatrack.methods import METHODS
 from hatrack.networks.network import Network
 from hatrack.norms import own_tensors
 from hatrack.options import nearest, parameters
-from hatrack.seeds import seeded
-from hatrack.task import Task
+from hatrack.promises import check, close, digest, logits
 
 FORMAT = 1
 KIND = "method"
 TOLERANCE = 1e-2  # of logits, as a share of the largest of them; products in TF32 are that far from exact ones
-ROUNDING = 1e-4  # the same, of one machine
-PROBES = 16  # images of a new task that the finished ones are asked about
 FIELDS = {
     "method": str, "options": dict, "classes": list, "built": int, "heads": str, "init": str, "seed": int, "frozen": list,
     "stopped": list, "tasks": list, "versions": dict,
 }  # fmt: skip
-
-
-# What finished tasks use
-
-
-@torch.no_grad()
-def digest(method: Method, task: int) -> str:
-    """Of all that a finished task uses, its normalisation included; empty if the method promises nothing."""
-    used, net = method.used_by(task), method.net
-    view = {name: net.get_buffer(name)[task] for name in ("mean", "std", "pixels", "raw")}
-    return tensors.digest({**used, **{f"view {name}": row for name, row in view.items()}}) if used else ""
-
-
-def check(method: Method, *, but: int | None = None) -> None:
-    """An error that names the task if one is not, bit for bit, what it was when the method was saved or loaded."""
-    for task, kept in method.digests.items():
-        if task != but and digest(method, task) != kept:
-            raise ValueError(
-                f"task {task} ({method.history[task]!r}) is not what it was: weights, gates, norms or a head that it uses "
-                "have changed since the method was saved or loaded"
-            )
-
-
-@torch.no_grad()
-def logits(method: Method, task: int, images: Tensor | None = None) -> Tensor:
-    """On the network's example, or on other images."""
-    mode = method.training
-    given = method.net.example if images is None else images
-    with seeded(0, "logits"), torch.autocast(given.device.type, enabled=False):
-        found: Tensor = method.eval()(given, task)
-    method.train(mode)
-    return found.cpu()
-
-
-class Answers(NamedTuple):
-    """What finished tasks answered to some images."""
-
-    images: Tensor
-    logits: dict[int, Tensor]  # by task
-
-    @torch.no_grad()
-    def check(self, method: Method) -> None:
-        """An error if a task answers otherwise now, by more than another order of sums makes of it: what a task uses may be
-        more than the method knows of."""
-        for task, then in self.logits.items():
-            if not _close(then, logits(method, task, self.images), ROUNDING):
-                raise ValueError(
-                    f"task {task} ({method.history[task]!r}) would no longer answer as it did: the trunk uses something "
-                    "that the method can't see, perhaps a tensor that is no parameter or buffer, a parameter in a list, a "
-                    "module in a closure. What was learned just now is undone"
-                )
-
-
-def answers(method: Method, new: Task) -> Answers:
-    """Of the finished tasks that are to stay as they are while a new one is learned, to a few images of that one. Those of a
-    trunk that answers by chance say nothing."""
-    held = [task for task in method.history if task != new.index and method.used_by(task)]
-    if not held or new.shape != method.net.example.shape[1:]:
-        return Answers(method.net.example, {})
-    some = new.train.inputs(torch.arange(min(PROBES, len(new.train)), device=new.train.y.device))
-    images = torch.cat([method.net.example, some.to(method.net.example)])
-    once, twice = ({task: logits(method, task, images) for task in held} for _ in range(2))
-    return Answers(images, {task: once[task] for task in held if _close(once[task], twice[task], ROUNDING)})
-
-
-def _close(then: Tensor, now: Tensor, share: float) -> bool:
-    """Do logits differ by no more than this share of the largest?"""
-    room = share * max(1.0, then.abs().max().item()) if then.numel() else 0.0
-    return then.shape == now.shape and torch.allclose(now, then.to(now), rtol=0, atol=room, equal_nan=True)
 
 
 # Saving
@@ -149,7 +77,7 @@ def _matters(method: Method, buffer: Tensor) -> bool:
     before, old = {task: logits(method, task) for task in method.history}, buffer.clone()
     try:
         buffer.logical_not_() if buffer.dtype is torch.bool else buffer.add_(1)
-        return not all(_close(then, logits(method, task), 0.0) for task, then in before.items())
+        return not all(close(then, logits(method, task), 0.0) for task, then in before.items())
     except (RuntimeError, IndexError):  # a number of something that is not there
         return True
     finally:
@@ -312,7 +240,7 @@ def _compare(path: Path, method: Method, kept: Mapping[str, Tensor], versions: M
         raise ValueError(f"{path}: {error}") from None
     for task, name in method.history.items():
         then, now = kept[f"logits.{task}"], logits(method, task)
-        if not _close(then, now, TOLERANCE):
+        if not close(then, now, TOLERANCE):
             raise ValueError(
                 f"{path}: task {task} ({name!r}) answers differently than when it was saved (by hatrack "
                 f"{versions.get('hatrack')}, torch {versions.get('torch')}); does the trunk compute the same?"

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hatrack import promises
 from hatrack.divergence import rate
 from hatrack.networks.network import Network
 from hatrack.record import SCARCE
@@ -54,14 +55,12 @@ def _noted(learn: Callable[[Any, Task, Fit], None]) -> Callable[[Any, Task, Fit]
                 f"task {task.index} is {self.history[task.index]!r}, which has been learned, and {task.name!r} would take "
                 f"its place: net.add_task gives it a number of its own; forget_name({task.index}) gives up the old one"
             )
-        from hatrack import keep
-
         before = {key: value.clone() for key, value in self.state_dict().items()}
-        answers, outer = keep.answers(self, task), self.asked  # `learn` may call that of the class above
+        answers, outer = promises.answers(self, task), self.asked  # `learn` may call that of the class above
         self.asked = answers
         try:
             learn(self, task, fit)
-            keep.check(self, but=task.index)
+            promises.check(self, but=task.index)
             answers.check(self)
         except BaseException:
             with torch.no_grad():
@@ -110,8 +109,8 @@ class Method(nn.Module):
         self.options: dict[str, Any] = {}  # a method that has options writes self.options = check(Class, locals())
         self.built = len(net.classes), [name for name, p in net.trunk.named_parameters() if not p.requires_grad]
         self.history: dict[int, str] = {}  # the finished tasks and their names, in the order of learning
-        self.asked: Any = None  # while a task is learned, what the finished ones answered before: see keep.py
-        self.digests: dict[int, str] = {}  # of what tasks use, once the method was saved or loaded: see keep.py
+        self.asked: promises.Answers | None = None  # while a task is learned: what the finished ones answered before
+        self.digests: dict[int, str] = {}  # of what tasks use, once the method was saved or loaded: see promises.py
         self.register_forward_pre_hook(_see_raw_images, with_kwargs=True)
 
     def __init_subclass__(cls, **keywords: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import hatrack
-from hatrack import METHODS, Method, Network, Record, Regime, Trainer, keep, tensors
+from hatrack import METHODS, Method, Network, Record, Regime, Trainer, promises, tensors
 from hatrack.networks import mlp
 from hatrack.options import Option, check
 from hatrack.seeds import seeded
@@ -282,7 +282,7 @@ def test_what_is_free_may_change_and_nothing_else(name, path):
         for place in (~mask).view(-1).nonzero()[:3, 0].tolist():
             flip(parameter, place)
             tried += 1
-            told += any(keep.digest(method, task) != kept for task, kept in digests.items())
+            told += any(promises.digest(method, task) != kept for task, kept in digests.items())
             flip(parameter, place)
     assert changed > 50
     assert told == tried >= 6

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hatrack
-from hatrack import Record, checkpoint, keep, record, tensors
+from hatrack import Record, checkpoint, keep, promises, record, tensors
 from hatrack.course import Course
 from hatrack.report import report
 from tests.old_files import DATA, STEPS, carry_on, names, tasks, trainer, trunk
@@ -34,14 +34,14 @@ def test_a_model_of_long_ago_learns_another_task(path, tmp_path):
     assert sorted(method.digests) == ([0, 1] if exact else [])
     kept, _ = tensors.load(path)
     for task in three[:2]:
-        torch.testing.assert_close(keep.logits(method, task.index), kept[f"logits.{task.index}"], rtol=0, atol=1e-4)
+        torch.testing.assert_close(promises.logits(method, task.index), kept[f"logits.{task.index}"], rtol=0, atol=1e-4)
         if path.stem == "joint":
             method.revisit(task)
-    before = [keep.logits(method, task) for task in (0, 1)]
+    before = [promises.logits(method, task) for task in (0, 1)]
     method.net.add_task(three[2].classes)
     method.learn(three[2], trainer())
     if exact:
-        assert all(torch.equal(keep.logits(method, task), before[task]) for task in (0, 1))
+        assert all(torch.equal(promises.logits(method, task), before[task]) for task in (0, 1))
     method.save(tmp_path / "model")
     assert list(hatrack.load(tmp_path / "model", trunk(norms="norms" in path.stem)).history) == [0, 1, 2]
 
