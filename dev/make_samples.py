@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 TRAIN, TEST = 400, 100
-OUT = Path(__file__).resolve().parent.parent / "hatrack" / "benchmarks" / "samples"
+OUT = Path(__file__).resolve().parent.parent / "hatrack" / "datasets" / "samples"
 
 
 def first(labels: np.ndarray, count: int) -> np.ndarray:

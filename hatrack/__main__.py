@@ -12,8 +12,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from hatrack import __version__, data_commands, demo, listing
-from hatrack.arguments import (
+from hatrack._version import __version__
+from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
+from hatrack.cli import data as data_commands
+from hatrack.cli import listing
+from hatrack.cli.values import (
     DeviceOption,
     EngineOption,
     ParallelOption,
@@ -24,19 +27,19 @@ from hatrack.arguments import (
     parse_device,
     parse_seeds,
 )
-from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
-from hatrack.checkpoint import Stopped
-from hatrack.fleet import carry_out
-from hatrack.graph import ENGINES, PRECISIONS
+from hatrack.engine.choice import ENGINES, PRECISIONS
+from hatrack.experiments import demo
+from hatrack.experiments.parallel import carry_out
+from hatrack.experiments.run import Run, journal_of, stopped_runs
 from hatrack.methods import METHODS
+from hatrack.methods.divergence import Diverged
 from hatrack.networks import NETWORKS
 from hatrack.options import Parameter, choose, nearest, parameters
-from hatrack.progress import one_line
 from hatrack.regime import Regime
-from hatrack.report import report as make_report
-from hatrack.report.tables import printable, settings, shorten, terminal
-from hatrack.run import Run, journal_of, stopped_runs
-from hatrack.trainer import Diverged
+from hatrack.reporting.report import report as make_report
+from hatrack.reporting.tables import settings, terminal
+from hatrack.text import one_line, printable, shorten
+from hatrack.training.checkpoint import Stopped
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 Values = dict[str, Any]

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from hatrack import Method, Regime, Run, Task, Trainer, run
-from hatrack.checkpoint import Journal
-from hatrack.run import build
+from hatrack import Method, Regime, Run, Task, Trainer
+from hatrack.experiments import run
+from hatrack.experiments.run import build
+from hatrack.training.checkpoint import Journal
 
 MINUTES = 5.0  # the default of --save-every
 LIMIT = 0.02  # of the run time

@@ -7,7 +7,7 @@ from statistics import median, quantiles
 
 import torch
 
-from hatrack.graph import WARM_UP
+from hatrack.engine.recorded import WARM_UP
 
 WARM = WARM_UP + 1  # rounds or epochs, until the last and smaller batch of an epoch is recorded too
 Turn = Callable[[], float]  # does its work once and tells the seconds

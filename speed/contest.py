@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from hatrack import METHODS, NETWORKS, Method, Network, Regime, Split, Task, Trainer
-from hatrack.course import Course
-from hatrack.feed import count_batches
-from hatrack.graph import PAYS, Precision, engine_for, numbers, own_stream
+from hatrack.engine.choice import PAYS, Precision, choose_engine
+from hatrack.engine.interleaving import side_by_side
+from hatrack.engine.precision import numbers
+from hatrack.engine.recorded import own_stream
 from hatrack.seeds import seeded
-from hatrack.task import move
-from hatrack.turns import side_by_side
+from hatrack.tasks.batches import count_batches
+from hatrack.tasks.device import move
+from hatrack.training.fit_loop import Course
 from speed.authors import Authors, GatedAlexNet
 from speed.clock import WARM, Contest, Row, Turn, in_turns, timed
 from speed.loops import BATCH, CLASSES, LOOPS, noise, perceptron
@@ -82,7 +84,7 @@ def ours(engines: list[str], device: torch.device) -> tuple[list[str], list[Row]
     able, rows = [], []
     for engine in engines:
         try:
-            engine_for(engine, device, 1)
+            choose_engine(engine, device, 1)
             able.append(engine)
         except ValueError as error:
             rows.append(Row(named(engine), skipped=str(error).split(";")[0]))
@@ -95,7 +97,7 @@ def named(engine: str) -> str:
 
 def usual(device: torch.device) -> tuple[str, ...]:
     """The rows of the engines that short and long fits have."""
-    found = [engine_for("auto", device, steps) for steps in (1, PAYS)]
+    found = [choose_engine("auto", device, steps) for steps in (1, PAYS)]
     return tuple(dict.fromkeys(named("compiled" if c else "recorded" if r else "eager") for c, r in found))
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import hatrack
-from hatrack.graph import ENGINES
+from hatrack.engine.choice import ENGINES
 from hatrack.options import choose
 from speed.clock import Contest, Row
 from speed.contest import AUTHORS, AVALANCHE, PLAIN, SMALL, fleets, large, small

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,42 +13,22 @@ import torch
 from hatrack import METHODS, Network, Regime, Trainer
 from hatrack.__main__ import main
 from hatrack.networks import mlp
-from tests.test_contract import learn, logits
-from tests.toys import toy_tasks
+from tests.helpers.learning import learn, logits
+from tests.helpers.toys import toy_tasks
 
 ROOT = Path(__file__).parent.parent
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def tree() -> dict[str, str]:
-    """The paths in the README's tree, with what it says of each."""
-    block = re.search(r"```text\n(hatrack/\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert block, "the README has a tree"
-    paths: dict[str, str] = {}
-    parents: list[str] = []
-    for line in block[1].splitlines():
-        depth = (len(line) - len(line.lstrip())) // 2
-        name, _, said = line.strip().partition(" ")
-        parents = [*parents[:depth], name]
-        paths["".join(parents)] = said.strip()
-    return paths
-
-
-def test_the_tree_in_the_readme_is_complete():
-    listed = tree()
-    files = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    present = {path for path in files.stdout.split() if (ROOT / path).exists() and "/" in path and not path.startswith(".")}
-    for path in listed:
-        assert (ROOT / path).exists(), f"the tree lists {path}, which is not there"
-    closed = tuple(p for p in listed if p.endswith("/") and not any(q.startswith(p) and q != p for q in listed))
-    missing = {path for path in present if path not in listed and not path.startswith(closed)}
-    assert not missing, f"the tree lacks {sorted(missing)}"
+def test_the_tree_of_files_is_what_the_docstrings_say():
+    check = subprocess.run([sys.executable, "dev/layout.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert check.returncode == 0, check.stderr
 
 
 def test_the_tree_says_something_of_every_file():
-    assert [path for path, said in tree().items() if not said and not path.endswith("/")] == []
+    tree = re.search(r"```text\n(.*?)```", (ROOT / "docs" / "layout.md").read_text(), re.DOTALL)[1]
+    files = [line.split(maxsplit=1) for line in tree.splitlines()]
+    assert [name for name, *said in files if "." in name and not said] == []
 
 
 def commands() -> list[str]:

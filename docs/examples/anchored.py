@@ -5,10 +5,12 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hatrack.method import Fit, Method
+from hatrack.methods.fit import Fit
+from hatrack.methods.method import Method
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
-from hatrack.task import Batch, Task
+from hatrack.tasks.split import Batch
+from hatrack.tasks.task import Task
 
 
 class Anchored(Method):

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from hatrack.benchmarks.cifar import cifar, cifar10_5, cifar100_5, cifar100_20
+from hatrack.benchmarks.custom import own
 from hatrack.benchmarks.mixture import digits_and_clothes, mixture, mixture_open
 from hatrack.benchmarks.mnist import pmnist, pmnist_blocks, rmnist, smnist
-from hatrack.benchmarks.own import own
-from hatrack.task import Task
+from hatrack.tasks.task import Task
 
 BENCHMARKS: dict[str, Callable[..., list[Task]]] = {
     "cifar": cifar,

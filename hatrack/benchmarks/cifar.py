@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from hatrack.benchmarks import sources
 from hatrack.benchmarks.mnist import consecutive, label_group
-from hatrack.benchmarks.sources import Valid
+from hatrack.datasets import sources
+from hatrack.datasets.sources import Valid
 from hatrack.options import Option, check
-from hatrack.task import Task, View, normal
+from hatrack.tasks.arrays import normal
+from hatrack.tasks.task import Task
+from hatrack.tasks.transform import View
 
 SHAPE = (3, 32, 32)
 MEAN = (125.3 / 255, 123.0 / 255, 113.9 / 255)  # of CIFAR-10; 001's code uses them for CIFAR-100 too

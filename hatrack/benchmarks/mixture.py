@@ -8,14 +8,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hatrack.benchmarks import sources
 from hatrack.benchmarks.cifar import MEAN as CIFAR_MEAN
 from hatrack.benchmarks.cifar import STD as CIFAR_STD
 from hatrack.benchmarks.cifar import Augment, augmented
 from hatrack.benchmarks.mnist import MEAN, STD, label_group
-from hatrack.benchmarks.sources import Data, Valid
+from hatrack.datasets import sources
+from hatrack.datasets.sources import Data, Valid
 from hatrack.options import check
-from hatrack.task import Task, View, normal
+from hatrack.tasks.arrays import normal
+from hatrack.tasks.task import Task
+from hatrack.tasks.transform import View
 
 COLOUR = (3, 32, 32)
 

@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hatrack.benchmarks import sources
-from hatrack.benchmarks.sources import Data, Source, Valid
+from hatrack.datasets import sources
+from hatrack.datasets.sources import Data, Source, Valid
 from hatrack.options import Option, check
-from hatrack.task import Task, View, normal
+from hatrack.tasks.arrays import normal
+from hatrack.tasks.task import Task
+from hatrack.tasks.transform import View
 
 SHAPE = (1, 28, 28)
 MEAN, STD = 0.1307, 0.3081  # of the MNIST training set

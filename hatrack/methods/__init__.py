@@ -1,6 +1,5 @@
 """Methods: one paper, one file. METHODS is written out by hand; nothing registers itself."""
 
-from hatrack.method import Method
 from hatrack.methods.agem import AGEM
 from hatrack.methods.den import DEN
 from hatrack.methods.er import ER
@@ -14,6 +13,7 @@ from hatrack.methods.joint import Joint
 from hatrack.methods.lfl import LFL
 from hatrack.methods.lwf import LwF
 from hatrack.methods.mas import MAS
+from hatrack.methods.method import Method
 from hatrack.methods.packnet import PackNet
 from hatrack.methods.pathnet import PathNet
 from hatrack.methods.pmask import PMASK

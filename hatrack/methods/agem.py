@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hatrack.memory import Ring, idle, room
-from hatrack.method import Fit, Method
+from hatrack.methods.fit import Fit
+from hatrack.methods.method import Method
+from hatrack.methods.parts.memory import Ring, idle, room
+from hatrack.methods.parts.vectors import grads, set_grads, values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.seeds import generator
-from hatrack.task import Batch, Task, TaskId
-from hatrack.vectors import grads, set_grads, values
+from hatrack.tasks.split import Batch, TaskId
+from hatrack.tasks.task import Task
 
 CHUNK = 256  # images that are brought into the memory at once
 

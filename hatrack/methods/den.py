@@ -11,14 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hatrack.evaluate import evaluate
-from hatrack.freeze import Freeze
-from hatrack.method import Fit, Method
+from hatrack.methods.evaluate import evaluate
+from hatrack.methods.fit import Fit
+from hatrack.methods.method import Method
+from hatrack.methods.parts.expandable import UNBORN, Layer, Room, between, beyond
+from hatrack.methods.parts.freeze import Freeze
 from hatrack.networks.network import Network, grouped
-from hatrack.networks.room import UNBORN, Layer, Room, between, beyond
 from hatrack.options import Option, check
 from hatrack.seeds import generator
-from hatrack.task import Batch, Task, TaskId
+from hatrack.tasks.split import Batch, TaskId
+from hatrack.tasks.task import Task
 
 
 class DEN(Method):

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hatrack.memory import Memory, Reservoir, Ring, idle, room
-from hatrack.method import Fit, Method
+from hatrack.methods.fit import Fit
+from hatrack.methods.method import Method
+from hatrack.methods.parts.memory import Memory, Reservoir, Ring, idle, room
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
-from hatrack.task import Batch, Task, TaskId
+from hatrack.tasks.split import Batch, TaskId
+from hatrack.tasks.task import Task
 
 
 class ER(Method):

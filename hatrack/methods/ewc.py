@@ -13,14 +13,16 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hatrack.divergence import spring
-from hatrack.fisher import Estimator, fisher_diagonal
-from hatrack.method import Fit, Method
+from hatrack.methods.divergence import spring
+from hatrack.methods.fit import Fit
+from hatrack.methods.method import Method
+from hatrack.methods.parts.fisher import Estimator, fisher_diagonal
+from hatrack.methods.parts.vectors import values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.regime import Regime
-from hatrack.task import Batch, Task
-from hatrack.vectors import values
+from hatrack.tasks.split import Batch
+from hatrack.tasks.task import Task
 
 
 class EWC(Method):

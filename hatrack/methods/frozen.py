@@ -8,10 +8,11 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from hatrack.method import Fit, Method
+from hatrack.methods.fit import Fit
+from hatrack.methods.method import Method
+from hatrack.methods.parts.stages import training_only
 from hatrack.networks.network import Network
-from hatrack.networks.stages import training_only
-from hatrack.task import Task
+from hatrack.tasks.task import Task
 
 
 class Frozen(Method):

@@ -13,15 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hatrack.annealing import Anneal, hardness
-from hatrack.freeze import Freeze
-from hatrack.method import Fit, Method
+from hatrack.methods.fit import Fit
+from hatrack.methods.method import Method
+from hatrack.methods.parts.annealing import Anneal, hardness
+from hatrack.methods.parts.freeze import Freeze
+from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.networks.network import Network, grouped
-from hatrack.norms import TaskNorms
 from hatrack.options import Option, check
 from hatrack.seeds import generator
-from hatrack.task import Batch, Task, TaskId
-from hatrack.units import Units
+from hatrack.tasks.split import Batch, TaskId
+from hatrack.tasks.task import Task
+from hatrack.tracing.units import Units
 
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
 

@@ -8,10 +8,12 @@ from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
-from hatrack.method import Fit, Method, used_modules
+from hatrack.methods.fit import Fit
+from hatrack.methods.method import Method, used_modules
+from hatrack.methods.parts.snapshot import Snapshot
 from hatrack.networks.network import Network, grouped
-from hatrack.networks.snapshot import Snapshot
-from hatrack.task import Task, TaskId
+from hatrack.tasks.split import TaskId
+from hatrack.tasks.task import Task
 
 
 class Independent(Method):

@@ -2,10 +2,12 @@
 
 from typing import ClassVar
 
-from hatrack.method import Fit, Method
+from hatrack.methods.fit import Fit
+from hatrack.methods.method import Method
+from hatrack.methods.parts.snapshot import Snapshot
 from hatrack.networks.network import Network
-from hatrack.networks.snapshot import Snapshot
-from hatrack.task import Split, Task
+from hatrack.tasks.split import Split
+from hatrack.tasks.task import Task
 
 
 class Joint(Method):

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from hatrack.divergence import spring
-from hatrack.method import Fit, Method
+from hatrack.methods.divergence import spring
+from hatrack.methods.fit import Fit
+from hatrack.methods.method import Method
+from hatrack.methods.parts.vectors import values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.regime import Regime
 from hatrack.seeds import generator
-from hatrack.task import Batch, Split, Task
-from hatrack.vectors import values
+from hatrack.tasks.split import Batch, Split
+from hatrack.tasks.task import Task
 
 NUMBERS = 2**26  # how many numbers the gradients that are computed at a time may have, in all
 EXAMPLES = 64  # and how many examples they may be of

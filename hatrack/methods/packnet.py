@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from hatrack.freeze import Freeze
-from hatrack.method import Fit, Method
+from hatrack.methods.fit import Fit
+from hatrack.methods.method import Method
+from hatrack.methods.parts.freeze import Freeze
+from hatrack.methods.parts.task_norms import TaskNorms, own_tensors
+from hatrack.methods.parts.vectors import pieces, values
 from hatrack.networks.network import Network, grouped
-from hatrack.norms import TaskNorms, own_tensors
 from hatrack.options import Option, check
-from hatrack.task import Batch, Task, TaskId
-from hatrack.vectors import pieces, values
+from hatrack.tasks.split import Batch, TaskId
+from hatrack.tasks.task import Task
 
 
 class PackNet(Method):

@@ -12,16 +12,17 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hatrack.course import Fitted
-from hatrack.method import Fit, Method, used_modules
-from hatrack.networks.init import initialise
+from hatrack.methods.fit import Fit, Fitted
+from hatrack.methods.method import Method, used_modules
+from hatrack.methods.parts.snapshot import Snapshot
+from hatrack.methods.parts.stages import Stage, stages, training_only
+from hatrack.networks.initial_weights import initialise
 from hatrack.networks.network import Network, grouped
-from hatrack.networks.snapshot import Snapshot
-from hatrack.networks.stages import Stage, stages, training_only
 from hatrack.options import Option, check
 from hatrack.regime import Pace
 from hatrack.seeds import generator, seeded
-from hatrack.task import Task, TaskId
+from hatrack.tasks.split import TaskId
+from hatrack.tasks.task import Task
 
 
 class Choice(nn.Module):

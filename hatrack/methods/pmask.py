@@ -11,16 +11,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from hatrack.annealing import Anneal, hardness
-from hatrack.freeze import Freeze
-from hatrack.method import Fit, Method
+from hatrack.methods.fit import Fit
+from hatrack.methods.method import Method
+from hatrack.methods.parts.annealing import Anneal, hardness
+from hatrack.methods.parts.freeze import Freeze
+from hatrack.methods.parts.task_norms import TaskNorms
+from hatrack.methods.parts.vectors import pieces
 from hatrack.networks.network import Network, grouped
-from hatrack.norms import TaskNorms
 from hatrack.options import Option, check
 from hatrack.regime import Regime
 from hatrack.seeds import generator
-from hatrack.task import Batch, Task, TaskId
-from hatrack.vectors import pieces
+from hatrack.tasks.split import Batch, TaskId
+from hatrack.tasks.task import Task
 
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
 CLOSED = 2e-22  # sigmoid(-50), rounded up

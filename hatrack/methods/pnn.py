@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hatrack.method import Fit, Method, used_modules
-from hatrack.networks.init import initialise
+from hatrack.methods.fit import Fit
+from hatrack.methods.method import Method, used_modules
+from hatrack.methods.parts.stages import Stage, layer_like, stages, training_only
+from hatrack.networks.initial_weights import initialise
 from hatrack.networks.network import Network, grouped
-from hatrack.networks.stages import Stage, layer_like, stages, training_only
 from hatrack.options import Option, check
 from hatrack.seeds import seeded
-from hatrack.task import Task, TaskId
+from hatrack.tasks.split import TaskId
+from hatrack.tasks.task import Task
 
 
 class Lateral(nn.Module):

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hatrack.method import Fit, Method
+from hatrack.methods.fit import Fit
+from hatrack.methods.method import Method
 from hatrack.networks.network import Network, by_task
 from hatrack.seeds import generator
-from hatrack.task import Task, TaskId
+from hatrack.tasks.split import TaskId
+from hatrack.tasks.task import Task
 
 
 class Random(Method):

@@ -9,10 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from torch import nn
 
-from hatrack.method import Fit, Method
+from hatrack.methods.fit import Fit
+from hatrack.methods.method import Method
 from hatrack.networks.network import Network
 from hatrack.options import Option, check, nearest
-from hatrack.task import Task
+from hatrack.tasks.task import Task
 
 INGREDIENTS = ("lr", "decay", "batch", "dropout")
 PLASTIC_LR, PLASTIC_BATCH = 0.01, 64  # what the authors' plastic regime has; it has neither decay nor dropout

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hatrack.networks.init import Init, initialise
+from hatrack.networks.initial_weights import Init, initialise
 from hatrack.seeds import seeded
-from hatrack.split import TaskId, View
-from hatrack.units import last_layer
+from hatrack.tasks.split import TaskId
+from hatrack.tasks.transform import View
+from hatrack.tracing.units import last_layer
 
 
 class Network(nn.Module):

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from hatrack import METHODS, Regime, Run, Trainer, run
-from hatrack.task import move
-from tests.test_contract import ISOLATED, OPTIMIZERS, learn, logits, make
-from tests.toys import toy_tasks
+from hatrack import METHODS, Regime, Run, Trainer
+from hatrack.experiments import run
+from hatrack.tasks.device import move
+from tests.helpers.learning import ISOLATED, OPTIMIZERS, learn, logits, make
+from tests.helpers.toys import toy_tasks
 
 pytestmark = pytest.mark.gpu
 
@@ -59,7 +60,7 @@ def test_recorded_steps_are_the_same_steps(name):
 
 
 def test_runs_side_by_side_are_the_runs_one_by_one(tmp_path):
-    from hatrack.fleet import carry_out
+    from hatrack.experiments.parallel import carry_out
 
     specs = [
         Run("smnist", method, seed, benchmark_options={"data": "sample"}, regime=Regime(epochs=3), network_options=small)

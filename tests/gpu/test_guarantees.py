@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from hatrack import Regime, Run, Trainer, run
-from hatrack.fleet import carry_out
-from hatrack.graph import numbers
-from hatrack.task import move
-from tests.test_checkpoint import Killed, assert_same, killed_at, to_the_end
-from tests.test_guarantees import assert_same_bits, convolutional, learned, pictures
+from hatrack import Regime, Run, Trainer
+from hatrack.engine.precision import numbers
+from hatrack.experiments import run
+from hatrack.experiments.parallel import carry_out
+from hatrack.tasks.device import move
+from tests.helpers.killing import Killed, assert_same, killed_at, to_the_end
+from tests.helpers.pictures import assert_same_bits, convolutional, learned, pictures
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")

@@ -1,0 +1,188 @@
+"""A user's own task sequence: a TOML file that names a data file or an image folder per task.
+
+shape = [3, 32, 32]            # optional: bring every image to this (channels, height, width)
+
+[[task]]
+name = "digits"
+data = "digits.npz"            # x_train, y_train, x_test, y_test; paths are relative to the TOML file
+classes = 10                   # optional: as many as there are labels
+mean = [0.5, 0.5, 0.5]         # optional, the two together; otherwise measured on the training images
+std = [0.25, 0.25, 0.25]
+
+[[task]]
+name = "flowers"
+data = "flowers"               # a folder: train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png
+"""
+
+import hashlib
+import math
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hatrack.datasets.cache import empty
+from hatrack.datasets.images import files_in
+from hatrack.datasets.sources import Valid, read_arrays
+from hatrack.files import schema
+from hatrack.files.atomic import read_bytes
+from hatrack.options import Option, check, nearest
+from hatrack.tasks.arrays import store
+from hatrack.tasks.task import Task
+from hatrack.tasks.transform import scaled
+
+LARGEST = 2**22  # numbers that an image may have
+
+
+def _numbers(where: str, value: Any) -> None:
+    """One, or one per channel."""
+    one = schema.number(-1e30, 1e30)
+    (schema.items(one, least=1) if isinstance(value, list) else one)(where, value)
+
+
+KEYS: dict[str, schema.Check] = {
+    "name": schema.line,
+    "data": schema.line,
+    "classes": schema.number(1, 2**31, whole=True),
+    "mean": _numbers,
+    "std": _numbers,
+}
+
+
+def own(
+    seed: int = 0,
+    *,
+    tasks: Annotated[str, Option("a TOML file that names a .npz file or an image folder per task")] = "",
+    valid: Valid = 0.15,
+) -> list[Task]:
+    """Tasks of your own, from a TOML file: --tasks FILE.toml names a .npz file or an image folder per task."""
+    check(own, locals())
+    if not tasks:
+        raise ValueError(
+            "the benchmark 'own' needs --tasks FILE.toml, a file that names a .npz file or image folder per task"
+        )
+    path = Path(tasks)
+    shape, entries = _read(path)
+    parts = [_arrays(path, entry) for entry in entries]
+    shapes = [tuple(train[0].shape[1:]) for train, _ in parts]
+    if shape is None and len(set(shapes)) > 1:
+        said = ", ".join(f"{entry['name']} {size}" for entry, size in zip(entries, shapes, strict=True))
+        raise ValueError(
+            f"{path}: the tasks' images differ ({said}); shape = [3, 32, 32] in its first line would make them one"
+        )
+    made = []
+    for index, (entry, (train, test)) in enumerate(zip(entries, parts, strict=True)):
+        with _named(path, entry):
+            images = [x if shape is None else to_shape(x, shape) for x in (train[0], test[0])]
+            how: dict[str, Any] = {"classes": entry.get("classes"), **_normal(images[0], entry)}
+            parts_of = (images[0], train[1], images[1], test[1])
+            made.append(Task.from_arrays(index, entry["name"], *parts_of, valid=valid, seed=seed, **how))
+    return made
+
+
+@contextmanager
+def _named(path: Path, entry: dict[str, Any]) -> Iterator[None]:
+    """An error names the file and the task."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path}, task {entry['name']!r}: {error}") from None
+
+
+def fingerprint(tasks: str) -> str:
+    """A digest of the TOML file and of all the data that it names, so that a run on other data is another run."""
+    path = Path(tasks)
+    if not tasks or not path.is_file():
+        return ""
+    total = hashlib.sha256(path.read_bytes())
+    for entry in _read(path)[1]:
+        with _named(path, entry):
+            data = path.parent / entry["data"]
+            for file in files_in(data) if data.is_dir() else [data]:
+                content = file.read_bytes() if file.is_file() else b""
+                name = file.relative_to(data).as_posix()
+                total.update(f"{entry['data']} {name} {len(content)}\n".encode())
+                total.update(content)
+    return total.hexdigest()
+
+
+def _read(path: Path) -> tuple[tuple[int, ...] | None, list[dict[str, Any]]]:
+    """The shape and the tasks that the file names, each key checked."""
+    content = read_bytes(path)
+    try:
+        data = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    for key in data:
+        if key not in ("shape", "task"):
+            raise ValueError(f"{path}: no key {key!r}; {nearest(key, ('shape', 'task'))}")
+    entries = data.get("task")
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError(f"{path} names no tasks; each begins with a line [[task]]")
+    for number, entry in enumerate(entries):
+        _check(f"{path}, task {number + 1}", entry)
+    shape = data.get("shape")
+    if shape is not None:
+        schema.items(schema.number(1, LARGEST, whole=True), 3, what="numbers: channels, height and width")(
+            f"{path}: shape", shape
+        )
+        if math.prod(shape) > LARGEST:
+            raise ValueError(f"{path}: shape {shape} has more than {LARGEST:,} numbers")
+    return (None if shape is None else tuple(shape)), entries
+
+
+def _check(what: str, entry: dict[str, Any]) -> None:
+    for key, value in entry.items():
+        if key not in KEYS:
+            raise ValueError(f"{what}: no key {key!r}; {nearest(key, KEYS)}")
+        KEYS[key](f"{what}: {key}", value)
+    for key in ("name", "data"):
+        if key not in entry:
+            raise ValueError(f"{what}: {key} is missing")
+    if ("mean" in entry) != ("std" in entry):
+        raise ValueError(f"{what}: mean and std come together")
+
+
+def _arrays(path: Path, entry: dict[str, Any]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    data = path.parent / entry["data"]
+    with _named(path, entry):
+        arrays = read_arrays(data)
+        parts = [store(f"{data}, {split}", arrays[f"x_{split}"], arrays[f"y_{split}"]) for split in ("train", "test")]
+    return parts[0], parts[1]
+
+
+def to_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Images resized (bilinear) and gray ones made colour; colour to gray would lose something and is refused."""
+    if x.dim() != 4:
+        raise ValueError(f"vectors of {tuple(x.shape[1:])} can't be brought to images of {shape}")
+    if x.shape[1] != shape[0] and x.shape[1] != 1:
+        raise ValueError(f"its images have {x.shape[1]} channels and can't be brought to {shape[0]}")
+    result = torch.from_numpy(empty("its images", (len(x), *shape), np.uint8 if x.dtype == torch.uint8 else np.float32))
+    few = max(1, LARGEST // math.prod(shape))  # not all of them in float32 at once
+    for start in range(0, len(x), few):
+        part = x[start : start + few]
+        if part.shape[2:] != shape[1:]:
+            part = F.interpolate(part.float(), size=shape[1:], mode="bilinear", antialias=True)
+            part = part.round().clamp(0, 255).to(torch.uint8) if x.dtype == torch.uint8 else part
+        result[start : start + few] = part.expand(-1, shape[0], -1, -1)
+    return result
+
+
+def _normal(x: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
+    """The mean and standard deviation that the file gives, or those of the training images, per channel."""
+    if "mean" in entry:
+        return {"mean": entry["mean"], "std": entry["std"]}
+    dims = (0, 2, 3) if x.dim() == 4 else (0, 1)
+    few = max(1, LARGEST // x[0].numel())  # not all of them in float64 at once
+    parts = range(0, len(x), few)
+    count = x.numel() // (x.shape[1] if x.dim() == 4 else 1)
+    mean = sum((scaled(x[k : k + few]).double().sum(dims, keepdim=True) for k in parts), torch.zeros(1)) / count
+    square = sum(((scaled(x[k : k + few]).double() - mean).square().sum(dims) for k in parts), torch.zeros(1))
+    std = (square / max(1, count - 1)).sqrt()
+    return {"mean": mean.flatten().float().tolist(), "std": std.clamp(min=1e-3).flatten().float().tolist()}

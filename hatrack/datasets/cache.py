@@ -1,0 +1,272 @@
+"""The data folder: one .npz file per set, uncompressed, and beside it a note with the digest of its arrays.
+
+    mnist.npz    x_train y_train x_test y_test, all uint8; images (n, 28, 28) or (n, 32, 32, 3)
+    mnist.json   {"digest": ..., "train": 60000, "test": 10000, "source": ..., "date": ...}
+
+A file without a note (put there by hand) is checked as far as that is possible without one.
+"""
+
+import contextlib
+import datetime
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import filelock
+import numpy as np
+
+from hatrack.datasets.catalog import SETS, DataSet
+from hatrack.files import schema
+from hatrack.files.atomic import read_bytes
+from hatrack.files.atomic import write as write_file
+
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+BROKEN = (ValueError, KeyError, EOFError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile)
+DEFLATED = 1032  # bytes that deflating puts into one, at most
+LONGEST_HEADER = 10_000
+DIMENSIONS, DIGITS = 8, 15  # of a shape, at most
+Arrays = dict[str, np.ndarray[Any, np.dtype[np.uint8]]]
+
+
+class Note(NamedTuple):
+    """What is known of a file in the data folder."""
+
+    digest: str
+    train: int
+    test: int
+    source: str
+    date: str
+
+
+COUNT = schema.number(0, 2**40, whole=True)
+NOTE = schema.fields({"digest": schema.line, "train": COUNT, "test": COUNT, "source": schema.line, "date": schema.line})
+
+
+def folder() -> Path:
+    """Where complete sets lie: $HATRACK_DATA, or the user's cache folder."""
+    if os.environ.get("HATRACK_DATA"):
+        return Path(os.environ["HATRACK_DATA"]).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or cache_folder()) / "hatrack"
+
+
+def cache_folder() -> Path:
+    """The platform's folder for files that can be made again."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    return Path.home() / ".cache"
+
+
+def place(name: str) -> Path:
+    return folder() / f"{name}.npz"
+
+
+def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
+    """sha256 over name, dtype, shape and bytes of each array: the same for any way of storing them."""
+    total = hashlib.sha256()
+    for key in ARRAYS:
+        array = np.ascontiguousarray(arrays[key])
+        total.update(f"{key} {array.dtype.str} {array.shape}\n".encode())
+        total.update(array.data)
+    return total.hexdigest()
+
+
+# Reading
+
+
+def read(path: Path, name: str) -> Arrays:
+    """The arrays of a file, checked. No header can make it take more memory than twice the set has."""
+    spec = SETS[name]
+    arrays = open_npz(path, limit=2 * (spec.train + spec.test) * math.prod(spec.shape), kind=np.uint8)
+    check(str(path), arrays, spec)
+    return arrays
+
+
+def open_npz(path: Path, limit: float = math.inf, kind: Any = None) -> dict[str, np.ndarray[Any, Any]]:
+    """The four arrays of a file; nothing is ever unpickled."""
+    try:
+        if not path.is_file():
+            raise ValueError("it is not a file")
+        with path.open("rb") as raw, zipfile.ZipFile(raw) as file:
+            return {key: _array(file, key, limit, kind, path.stat().st_size) for key in ARRAYS}
+    except BROKEN as error:
+        said = error.args[0] if isinstance(error, KeyError) else error
+        raise ValueError(f"{path} is not a readable data file with {', '.join(ARRAYS)}: {said}") from None
+
+
+def _array(file: zipfile.ZipFile, key: str, limit: float, wanted: Any, there: int) -> np.ndarray[Any, Any]:
+    """An array from a file of so many bytes, which it can't exceed but for what deflating gains."""
+    info = file.getinfo(f"{key}.npy")
+    gain = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: DEFLATED}.get(info.compress_type)
+    if gain is None:
+        raise ValueError(f"{key} is compressed in a way that numpy does not use")
+    if info.file_size > gain * min(info.compress_size, there):
+        raise ValueError(f"{key} should have {info.file_size:,} bytes, which {info.compress_size:,} in the file can't hold")
+    with file.open(info) as raw:
+        shape, fortran, kind = _header(key, raw)
+        if wanted is not None and kind != wanted:
+            raise ValueError(f"{key} must be {np.dtype(wanted)}, not {kind}")
+        size = math.prod(shape)
+        if size > limit:
+            raise ValueError(f"{key} of shape {shape} is larger than the whole set could be")
+        if raw.tell() + size * kind.itemsize != info.file_size:
+            raise ValueError(f"{key} should be of shape {shape}, but has {info.file_size:,} bytes")
+        array = empty(key, (size,), kind)
+        fill(raw, array.view(np.uint8))
+    return array.reshape(shape, order="F" if fortran else "C")
+
+
+def _header(key: str, raw: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type of an array of numbers. Read without evaluating anything, as numpy would."""
+    magic, version = raw.read(6), raw.read(2)
+    if magic != b"\x93NUMPY" or len(version) != 2 or not 1 <= version[0] <= 3:
+        raise ValueError(f"{key} is not an array")
+    length = int.from_bytes(raw.read(2 if version[0] == 1 else 4), "little")
+    if length > LONGEST_HEADER:
+        raise ValueError(f"{key} has a header of {length:,} bytes")
+    text = raw.read(length).decode("latin1")
+    found = dict(re.findall(r"'(descr|fortran_order|shape)': *('[^']*'|True|False|\([\dL, ]*\))", text))
+    kind = found.get("descr", "").strip("'")
+    if kind in ("|O", "O"):
+        raise ValueError(f"{key} holds pickled objects, not numbers")
+    sizes = re.findall(r"\d+", found.get("shape", "x"))
+    if not re.fullmatch(r"[<>|=]?(b1|[iu][1248]|f[248])", kind) or len(found) < 3:
+        raise ValueError(f"{key} is not an array of numbers")
+    if len(sizes) > DIMENSIONS or any(len(size) > DIGITS for size in sizes):
+        raise ValueError(f"{key} should be of shape {found['shape'][:100]}")
+    return tuple(map(int, sizes)), found["fortran_order"] == "True", np.dtype(kind)
+
+
+def empty(what: str, shape: Sequence[int], kind: Any = np.uint8) -> np.ndarray[Any, Any]:
+    """Memory for an array, or an error in one line."""
+    try:
+        return np.empty(shape, kind)
+    except (MemoryError, ValueError, OverflowError):
+        raise ValueError(f"{what}: there is no memory for an array of shape {tuple(shape)}") from None
+
+
+def fill(raw: IO[bytes], array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    """Read exactly the bytes of a flat array, to the end of the file: there a zip or gzip checks what it has read."""
+    at = 0
+    while chunk := raw.read(1 << 20):
+        if at + len(chunk) > len(array):
+            raise ValueError("more data than its header says")
+        array[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
+        at += len(chunk)
+    if at < len(array):
+        raise ValueError(f"it ends after {at:,} of {len(array):,} bytes")
+
+
+def check(what: str, arrays: Mapping[str, np.ndarray[Any, Any]], spec: DataSet) -> None:
+    """Types, shapes, counts and labels are those of the set, or an error says which are not."""
+    for key in ARRAYS:
+        if arrays[key].dtype != np.uint8:
+            raise ValueError(f"{what}: {key} must be uint8, not {arrays[key].dtype}")
+    for part, said in (("train", "training"), ("test", "test")):
+        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+        if x.shape[1:] != spec.shape:
+            raise ValueError(f"{what}: x_{part} must be images of shape {spec.shape}, not {x.shape[1:]}")
+        if y.shape != x.shape[:1]:
+            raise ValueError(f"{what}, {said}: {len(x)} images, but labels of shape {y.shape}; one per image is needed")
+        if not len(y):
+            raise ValueError(f"{what}, {said}: there are no images")
+        counts = np.bincount(y, minlength=spec.classes)
+        if len(counts) > spec.classes:
+            raise ValueError(
+                f"{what}, {said}: label {y.max()} is outside the {spec.classes} classes 0 to {spec.classes - 1}"
+            )
+        if part == "train" and not counts.all():
+            raise ValueError(f"{what}, {said}: class {counts.argmin()} of {spec.classes} has no example")
+
+
+def note(name: str) -> Note | None:
+    """What was noted when the file was written; None without a note."""
+    path = place(name).with_suffix(".json")
+    if not path.exists():
+        return None
+    try:
+        data = json.loads(read_bytes(path))
+        NOTE("", data)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{path} is not a readable note of {name}.npz: delete it if the data is good") from None
+    return Note(*(data[key] for key in Note._fields))
+
+
+def verified(name: str) -> Arrays:
+    """The arrays of a set in the data folder, compared with their note."""
+    noted = note(name)
+    arrays = read(place(name), name)
+    if noted is not None and digest(arrays) != noted.digest:
+        raise ValueError(
+            f"{place(name)} is not what was {noted.source} on {noted.date}: its digest differs; get or import {name} again, "
+            f"or delete {name}.json if this file was put there by hand"
+        )
+    return arrays
+
+
+# Writing
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Only one process writes a set at a time. The system lets go of the lock of a process that has died."""
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(folder() / f".{name}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            print(f"another process is at work on {name}; waiting for it", file=sys.stderr)
+            lock.acquire()
+    except OSError as error:
+        raise OSError(f"can't write to the data folder {folder()}: {error.strerror or error}") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def keep(name: str, arrays: Arrays, source: str) -> Note:
+    """Put a set in the data folder, whole or not at all. Call it with the lock held."""
+    arrays = {key: np.ascontiguousarray(arrays[key]) for key in ARRAYS}
+    check(name, arrays, SETS[name])
+    source = "".join(c if c.isprintable() else "?" for c in source)
+    today = datetime.date.today().isoformat()
+    new = Note(digest(arrays), len(arrays["y_train"]), len(arrays["y_test"]), source, today)
+    path = place(name)
+    for stray in path.parent.glob(f".{path.name}.*"):  # of a process that was killed
+        stray.unlink(missing_ok=True)
+    with room(name):
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with temporary.open("wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            path.with_suffix(".json").unlink(missing_ok=True)  # without a note a file is readable, with a wrong one not
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        write_file(path.with_suffix(".json"), json.dumps(new._asdict(), indent=1) + "\n")
+    return new
+
+
+@contextlib.contextmanager
+def room(name: str) -> Iterator[None]:
+    """Say in one line that the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(f"no space left in {folder()} for {name}: free some, or set HATRACK_DATA to another folder") from None

@@ -1,0 +1,34 @@
+"""How the steps of a fit run: eagerly, compiled or recorded. This module needs no torch."""
+
+import shutil
+from importlib.util import find_spec
+from typing import Literal
+
+Engine = Literal["auto", "eager", "compiled", "recorded"]
+ENGINES: dict[str, Engine] = {"auto": "auto", "eager": "eager", "compiled": "compiled", "recorded": "recorded"}
+Precision = Literal["tf32", "float32", "bfloat16"]
+PRECISIONS: dict[str, Precision] = {"tf32": "tf32", "float32": "float32", "bfloat16": "bfloat16"}
+PAYS = 50_000  # steps, at most, from which on compiling is worth its time; a fit may end before
+
+
+def choose_engine(engine: Engine, device: str, steps: int) -> tuple[bool, bool]:
+    """Whether to compile and whether to record a fit.
+
+    Args:
+        engine: what the user asked for.
+        device: the type of the device, "cpu" or "cuda".
+        steps: how many steps the fit has at most.
+
+    Returns:
+        Two flags: compile, record.
+    """
+    gpu = device == "cuda"
+    if engine == "recorded" and not gpu:
+        raise ValueError("--engine recorded needs a GPU; on a CPU steps run eagerly or compiled")
+    compiled = engine == "compiled" or (engine == "auto" and steps >= PAYS and can_compile(gpu))
+    return compiled, gpu and engine != "eager"
+
+
+def can_compile(gpu: bool) -> bool:
+    """Whether this machine has what torch's compiler needs."""
+    return find_spec("triton") is not None if gpu else any(map(shutil.which, ("c++", "g++", "clang++")))

@@ -1,0 +1,70 @@
+"""What moves the weights: torch's updates of all weights in one operation, called directly.
+
+`torch.optim` calls the same ones, but on a small network it takes longer for what stands around them than they take.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from hatrack.engine import decompositions as formulas
+from hatrack.regime import Regime
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
+FUSED = {"adam": torch._fused_adam_, "adamw": torch._fused_adamw_}
+SPELLED = {"adam": formulas.adam, "adamw": formulas.adamw}
+
+
+def fusable(weight: Tensor) -> bool:
+    """Torch's fused updates take memory for dense, and on a CPU are wrong for short floats."""
+    dense = torch.empty_like(weight).stride() == weight.stride()
+    return dense and (weight.is_cuda or weight.dtype in (torch.float32, torch.float64))
+
+
+def clip(weights: list[nn.Parameter], limit: float) -> None:
+    """Gradients whose norm, all taken together, is larger than the limit become as much smaller."""
+    grads = [weight.grad for weight in weights if weight.grad is not None]
+    if grads:
+        torch._foreach_mul_(grads, (limit / (formulas.norm(grads) + 1e-6)).clamp(max=1))
+
+
+class Optimizer:
+    """A regime's optimizer on some weights: "sgd", "momentum", "adam" or "adamw". Its state is there from the beginning."""
+
+    def __init__(self, regime: Regime, weights: list[nn.Parameter], lr: Tensor) -> None:
+        self.weights, self.lr, self.kind, self.decay = weights, lr, regime.optimizer, regime.weight_decay
+        if self.kind in SPELLED and any(weight.is_complex() for weight in weights):
+            raise ValueError(f"{self.kind} takes no complex weights; sgd and momentum do")
+        self.momentum = regime.momentum if self.kind == "momentum" else 0.0
+        fused = all(map(fusable, weights))
+        self.sgd = torch._fused_sgd_ if fused else formulas.sgd
+        self.adam = (FUSED if fused else SPELLED).get(self.kind)
+        names = {"sgd": [], "momentum": ["momentum_buffer"]}.get(self.kind, ["exp_avg", "exp_avg_sq"])
+        self.state = {weight: {name: torch.zeros_like(weight) for name in names} for weight in weights}
+        if self.kind in ("adam", "adamw"):
+            for weight, state in self.state.items():
+                state["step"] = torch.zeros((), device=weight.device)
+
+    def step(self) -> None:
+        """Move the weights that have a gradient."""
+        weights: list[Tensor] = [weight for weight in self.weights if weight.grad is not None]
+        grads = [weight.grad for weight in self.weights if weight.grad is not None]
+        kept = [state for weight, state in self.state.items() if weight.grad is not None]
+        if not weights:
+            return
+        if self.adam:
+            self._adam(weights, grads, kept)
+            return
+        velocities = [state["momentum_buffer"] for state in kept] if self.momentum else []
+        self.sgd(
+            weights, grads, velocities, lr=self.lr, momentum=self.momentum, weight_decay=self.decay,
+            dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+        )  # fmt: skip
+
+    def _adam(self, weights: list[Tensor], grads: list[Tensor], kept: list[dict[str, Tensor]]) -> None:
+        means, squares, steps = ([state[name] for state in kept] for name in ("exp_avg", "exp_avg_sq", "step"))
+        torch._foreach_add_(steps, 1)
+        assert self.adam is not None
+        self.adam(
+            weights, grads, means, squares, [], steps, lr=self.lr, beta1=BETAS[0], beta2=BETAS[1], eps=EPSILON,
+            weight_decay=self.decay, amsgrad=False, maximize=False,
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Experiments: runs, their records and metrics, several runs in parallel."""

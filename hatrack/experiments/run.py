@@ -1,0 +1,272 @@
+"""One experiment: a Run says everything that decides its outcome, and `run` carries it out, once."""
+
+import dataclasses
+import platform
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import torch
+
+from hatrack._version import __version__
+from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
+from hatrack.benchmarks.custom import fingerprint
+from hatrack.engine.choice import Engine, Precision, choose_engine
+from hatrack.engine.precision import check_precision, numbers
+from hatrack.experiments.record import Record, clean, name_of
+from hatrack.methods import METHODS
+from hatrack.methods.divergence import Diverged
+from hatrack.methods.evaluate import evaluate, without_task_id
+from hatrack.methods.fit import Fitted
+from hatrack.methods.method import Method
+from hatrack.networks import NETWORKS
+from hatrack.networks.initial_weights import Init, initialise
+from hatrack.networks.network import Network
+from hatrack.options import Option, check, check_value, choose, nearest, parameters
+from hatrack.regime import Regime
+from hatrack.seeds import seeded
+from hatrack.tasks.device import move
+from hatrack.tasks.split import Split
+from hatrack.tasks.task import Task
+from hatrack.training.checkpoint import Journal, Stopped, stopping, unfinished
+from hatrack.training.trainer import Progress, Trainer
+
+
+@dataclass(frozen=True)
+class Run:
+    """A complete specification; options that are not named take their defaults, so two ways to write a run are one run."""
+
+    benchmark: str
+    method: str
+    seed: int = 0
+    network: str = ""  # the benchmark's own
+    heads: Annotated[Literal["multi", "shared"], Option("a head per task, or one that all tasks share")] = "multi"
+    init: Annotated[Init, Option("initial weights: PyTorch's, or Xavier uniform with zero biases")] = "default"
+    freeze: Annotated[str, Option("parts of the network that stay as they are: patterns of names, by commas")] = ""
+    train_examples: Annotated[
+        int, Option("training examples per task on which the loss is measured after each task; 0: all", low=0)
+    ] = 2000
+    regime: Regime = field(default_factory=Regime)
+    benchmark_options: Mapping[str, Any] = field(default_factory=dict)
+    network_options: Mapping[str, Any] = field(default_factory=dict)
+    method_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if type(self.seed) is not int or not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed must be a whole number from 0, not {self.seed!r}")
+        check(Run, vars(self))
+        object.__setattr__(self, "network", self.network or DEFAULT_NETWORK.get(self.benchmark, ""))
+        tables: dict[str, Mapping[str, Callable[..., Any]]] = {
+            "benchmark": BENCHMARKS,
+            "network": NETWORKS,
+            "method": METHODS,
+        }
+        for kind, table in tables.items():
+            entry = choose(kind, getattr(self, kind), table)
+            object.__setattr__(
+                self, f"{kind}_options", complete(getattr(self, kind), entry, getattr(self, f"{kind}_options"))
+            )
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> Self:
+        """The run that has this `spec`."""
+        plain = {key: value for key, value in spec.items() if key != "data_digest"}
+        for key in ("benchmark_options", "network_options", "method_options"):
+            plain[key] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain[key].items()}
+        return cls(**{**plain, "regime": Regime(**plain["regime"])})
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """Everything that decides the outcome, as JSON can hold it."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.benchmark == "own":  # a file's name does not say what is in it
+            plain["data_digest"] = fingerprint(self.benchmark_options["tasks"])
+        regime = dataclasses.asdict(self.regime)
+        if regime["on_divergence"] == "stop":  # left out, so that records from before keep their names
+            del regime["on_divergence"]
+        result: dict[str, Any] = clean({**plain, "regime": regime})
+        return result
+
+    @cached_property
+    def name(self) -> str:
+        """Of its record: readable, and different for every different spec."""
+        return name_of(self.spec)
+
+
+def complete(entry_name: str, entry: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of an entry, given or by default, each checked."""
+    known = parameters(entry)
+    for name, value in options.items():
+        if name not in known:
+            raise ValueError(f"{entry_name} has no option {name!r}; {nearest(name, known)}")
+        check_value(known[name], value)
+    values = {name: options.get(name, p.default) for name, p in known.items()}
+    return {name: float(v) if known[name].type is float else v for name, v in values.items()}
+
+
+def build(spec: Run, device: torch.device | str = "cpu") -> tuple[list[Task], Method]:
+    """The tasks and the untrained method of a run."""
+    tasks = move(BENCHMARKS[spec.benchmark](spec.seed, **spec.benchmark_options), device)
+    with seeded(spec.seed, "weights"):
+        trunk = NETWORKS[spec.network](tasks[0].shape, **spec.network_options)
+        initialise(trunk, spec.init)
+    example = tasks[0].train.inputs(torch.arange(min(2, len(tasks[0].train)), device=device))
+    net = Network(
+        trunk.to(device),
+        [task.classes for task in tasks],
+        example,
+        heads=spec.heads,
+        init=spec.init,
+        freeze=spec.freeze,
+        seed=spec.seed,
+    )
+    return tasks, METHODS[spec.method](net, **spec.method_options).to(device)
+
+
+def run(
+    spec: Run,
+    out: Path | str | None = None,
+    *,
+    again: bool = False,
+    device: torch.device | str = "cpu",
+    engine: Engine = "auto",
+    precision: Precision = "tf32",
+    save_every: float = 5.0,
+    progress: Progress | None = None,
+) -> Record:
+    """Carry out a run and keep its record in `out`; a run that has its record there is not run again, unless asked.
+
+    Its state is saved there at every task and every so many minutes: a run that was stopped goes on where it was.
+    """
+    choose_engine(engine, torch.device(device).type, 0)  # an error now if it can't be had
+    check_precision(precision, torch.device(device))
+    journal = None if out is None else journal_of(spec, Path(out), minutes=save_every)
+    if journal and journal.done and not again:
+        record = Record.load(journal.record)
+        journal.tidy()
+        return record
+    if stopping.is_set():
+        raise Stopped("stopped before the next run")
+    trainer = Trainer(spec.regime, seed=spec.seed, progress=progress, engine=engine)
+    with numbers(precision, torch.device(device)), ExitStack() as open_files:
+        began = time.perf_counter()
+        tasks, method = build(spec, device)  # what is wrong with a run shows here, before anything is written
+        if journal:
+            open_files.enter_context(journal)  # an error now, not after hours, if nothing can be written there
+            if again:
+                journal.start_anew()
+            elif journal.done:  # another process had it until now
+                return Record.load(journal.record)
+        trainer.journal = journal
+        try:
+            record = _run(spec, tasks, method, trainer, began)
+        except Diverged as error:
+            kept = f"; its last good state stays in {journal.folder}; the same command would end so again" if journal else ""
+            error.args = (f"{spec.method} seed {spec.seed}, {error}{kept}",)  # one of many, perhaps
+            raise
+        record.versions |= versions(device)
+        used = precision if torch.device(device).type == "cuda" else "float32"
+        engines = sorted({fitted.engine for fitted in trainer.fits})
+        record.versions |= {"engine": " and ".join(engines) or "none", "precision": used}
+        if journal:
+            record.save(journal.folder.parent)
+            journal.remove()
+    return record
+
+
+def journal_of(spec: Run, out: Path, *, minutes: float = 5.0) -> Journal:
+    """The saved states of a run."""
+    return Journal(out / f"{spec.name}.part", spec.spec, minutes=minutes)
+
+
+def stopped_runs(out: Path) -> tuple[list[Run], list[str]]:
+    """Those in a folder that can be gone on with, and of the others why not."""
+    found, others = [], []
+    for journal in unfinished(out):
+        try:
+            spec = Run.from_spec(journal.spec)
+            same = spec.name == journal.folder.stem
+        except (ValueError, TypeError, KeyError, AttributeError):
+            same = False
+        if not journal.spec:
+            others.append(f"{journal.folder} holds no state that can be used; remove it to start anew")
+        elif not same:
+            others.append(
+                f"{journal.folder} can't go on: it was renamed, or was begun by another version or with other data"
+            )
+        elif blocked := journal.blocked:
+            others.append(blocked)
+        else:
+            found.append(spec)
+    return found, others
+
+
+def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: float) -> Record:
+    rows: dict[str, list[Any]] = {name: [] for name in ("before", "tests", "trains", "seconds", "usage")}
+    spent, start = 0.0, 0
+    journal = trainer.journal
+    saved = journal.resume(method, trainer) if journal else None
+    if saved:
+        start, spent = saved["task"], saved["spent"]
+        rows = {name: saved[name] for name in rows}
+        for task in tasks[:start]:
+            method.revisit(task)
+    else:
+        rows["before"] = [evaluate(method, task.test).accuracy for task in tasks]
+    for task in tasks[start:]:
+        if journal and not (saved and task.index == start):  # its beginning is saved already, and where its fits stand
+            journal.begin(task.index, method, trainer, {**rows, "spent": spent + time.perf_counter() - began})
+            if stopping.is_set():
+                raise Stopped(f"stopped before task {task.name!r}, and saved")
+        watch = time.perf_counter()
+        method.learn(task, trainer)
+        rows["seconds"].append(time.perf_counter() - watch)
+        rows["usage"].append(method.usage())
+        rows["tests"].append([evaluate(method, other.test) for other in tasks])
+        rows["trains"].append([evaluate(method, _some(other.train, spec.train_examples)) for other in tasks])
+    everything = range(len(tasks))
+    record = Record(
+        name=spec.name,
+        spec=spec.spec,
+        tasks=[
+            {"name": t.name, "classes": t.classes, "train": len(t.train), "valid": len(t.valid), "test": len(t.test)}
+            for t in tasks
+        ],
+        parameters=method.size(),
+        before=rows["before"],
+        accuracy=[[accuracy for _, accuracy in row] for row in rows["tests"]],
+        loss=[[loss for loss, _ in row] for row in rows["tests"]],
+        train_loss=[[loss for loss, _ in row] for row in rows["trains"]],
+        without_task_id=[without_task_id(method, task.test, everything) for task in tasks],
+        curves=[_curve(fitted) for fitted in trainer.fits],
+        usage=rows["usage"],
+        seconds={"total": spent + time.perf_counter() - began, "learn": rows["seconds"]},
+    )
+    return dataclasses.replace(record, **{k: clean(v) for k, v in vars(record).items()})
+
+
+def _curve(fitted: Fitted) -> dict[str, Any]:
+    halved = {"halved": fitted.halved} if fitted.halved else {}
+    return {"task": fitted.task, "best": fitted.best, "epochs": [e._asdict() for e in fitted.epochs], **halved}
+
+
+def _some(split: Split, count: int) -> Split:
+    return split.part(torch.arange(min(count or len(split), len(split)), device=split.y.device))
+
+
+def versions(device: torch.device | str) -> dict[str, Any]:
+    kind = torch.device(device).type
+    return {
+        "hatrack": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name() if kind == "cuda" else kind,
+        "threads": torch.get_num_threads(),
+    }

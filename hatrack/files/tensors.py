@@ -1,0 +1,65 @@
+"""Tensors and a few words about them in one file: safetensors with a digest, written whole or not at all, no pickle."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as read_safetensors
+from safetensors.torch import save as safetensors_of
+from torch import Tensor
+
+from hatrack.files.atomic import read_bytes, write
+
+SHOWN = 3  # differences that an error message names
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str, Any]) -> None:
+    """Write a file; an older one of this name stays until the new one is complete."""
+    kept = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    text = json.dumps(words, allow_nan=True)
+    write(path, safetensors_of(kept, metadata={"hatrack": text, "digest": digest(kept, text)}))
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a file, or say in one line why it can't be used."""
+    data = read_bytes(path)
+    try:
+        tensors = read_safetensors(data)
+        size = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+        text = metadata["hatrack"]
+        words = json.loads(text)
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
+        raise ValueError(f"{path} is not a file of hatrack, or not whole ({type(error).__name__})") from None
+    if metadata.get("digest") != digest(tensors, text):
+        raise ValueError(f"{path} is damaged: its content is not what was written")
+    if not isinstance(words, dict):
+        raise ValueError(f"{path} is not a file of hatrack")
+    return tensors, words
+
+
+def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
+    """SHA-256 of names, types, shapes and bits."""
+    found = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        t = tensors[name].detach().cpu().contiguous()
+        found.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
+        found.update(t.reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"")
+    return found.hexdigest()
+
+
+def differences(wanted: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
+    """What is not the same in names, shapes and types, in words."""
+    found = [f"it lacks {name}" for name in wanted if name not in there]
+    found += [f"it has {name} as well" for name in there if name not in wanted]
+    for name, value in wanted.items():
+        have = there.get(name, value)
+        if have.shape != value.shape:
+            found.append(f"{name} is {tuple(have.shape)} instead of {tuple(value.shape)}")
+        elif have.dtype != value.dtype:
+            found.append(f"{name} is of type {have.dtype} instead of {value.dtype}")
+    return ", ".join(found[:SHOWN]) + (f", and {len(found) - SHOWN} more" if len(found) > SHOWN else "")

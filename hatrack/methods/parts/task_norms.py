@@ -1,0 +1,152 @@
+"""Normalisation per task: scale, shift and running statistics of every norm of a trunk, one set for each task.
+
+A norm that tasks share forgets even when every weight is frozen: its statistics follow the newest data. Every other buffer
+that a training pass writes (the vectors of a spectral norm, say) is kept per task as well.
+"""
+
+import copy
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from hatrack.seeds import generator, seeded
+from hatrack.tasks.split import Split
+from hatrack.tracing.norm_calls import NORMS, arguments
+
+if TYPE_CHECKING:
+    from hatrack.methods.method import Method
+    from hatrack.networks.network import Network
+
+STATISTICS = {F.batch_norm: "training", F.instance_norm: "use_input_stats"}  # norms with running statistics, and the switch
+OWN = ("weight", "bias", "running_mean", "running_var")
+BATCH = 256  # examples at a time when statistics are gathered
+
+
+class TaskNorms(nn.Module):
+    """The tensors of a trunk that each task has for itself: the first task the trunk's own, later ones those that lie here.
+
+    Every set starts from the values that the trunk has now. With `shared=True` all tasks have the trunk's own.
+    `torch.func.functional_call(trunk, norms.of(task), x)` runs the trunk as that task has it.
+    """
+
+    def __init__(self, net: "Network", *, shared: bool = False) -> None:
+        super().__init__()
+        self.names, self.shared = own_tensors(net), shared
+        state = _tensors(net.trunk)
+        self.learnt = [isinstance(state[name], nn.Parameter) for name in self.names]
+        self.initial = _Set([] if shared else [nn.Buffer(state[name].detach().clone()) for name in self.names])
+        self.sets = nn.ModuleList()  # of the second task and those behind it
+        self.grow(len(net.classes))
+
+    def grow(self, tasks: int) -> None:
+        """A set for each of so many tasks."""
+        while self.names and not self.shared and len(self.sets) < tasks - 1:
+            pairs = zip(self.initial.tensors(), self.learnt, strict=True)
+            self.sets.append(_Set([nn.Parameter(v.clone()) if learnt else nn.Buffer(v.clone()) for v, learnt in pairs]))
+
+    def of(self, task: int) -> dict[str, Tensor]:
+        """What to exchange in the trunk to have it as this task has it."""
+        if task == 0 or self.shared or not self.names:
+            return {}
+        own = self.sets[task - 1]
+        assert isinstance(own, _Set)
+        return dict(zip(self.names, own.tensors(), strict=True))
+
+    @torch.no_grad()
+    def reset(self, net: "Network", task: int) -> None:
+        """Give a task the values of the beginning; nothing happens to those that tasks share."""
+        own = {**_tensors(net.trunk), **self.of(task)}
+        for name, value in zip(() if self.shared else self.names, self.initial.tensors(), strict=True):
+            own[name].copy_(value)
+
+    @torch.no_grad()
+    def gather(self, method: "Method", task: int, split: Split) -> None:
+        """The running statistics of a task anew, as the plain mean over its training data in evaluation mode."""
+        tensors = {**_tensors(method.net.trunk), **self.of(task)}
+        order = torch.randperm(len(split), generator=generator(method.net.seed, "statistics", task)).to(split.y.device)
+        mode = method.training
+        method.eval()
+        with _Gather({id(tensors[name]) for name in self.names}):
+            for index in order.tensor_split(-(-len(order) // BATCH)) if self.names and len(order) > 1 else ():
+                method(split.inputs(index), task)
+        method.train(mode)
+
+
+class _Set(nn.Module):
+    """Parameters and buffers in the order of `TaskNorms.names`."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self.count = len(tensors)
+        for number, tensor in enumerate(tensors):
+            setattr(self, f"n{number}", tensor)
+
+    def tensors(self) -> list[Tensor]:
+        return [getattr(self, f"n{number}") for number in range(self.count)]
+
+
+class _Gather(TorchFunctionMode):
+    """Norms with these running statistics use the batch's, and the running ones become the mean of all batches."""
+
+    def __init__(self, own: set[int]) -> None:
+        super().__init__()
+        self.own = own
+        self.calls: Counter[int] = Counter()  # a norm that is called twice in a pass counts both
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in STATISTICS:
+            given = arguments(func, args, kwargs)
+            which = id(given.get("running_mean"))
+            if which in self.own:
+                self.calls[which] += 1
+                return func(**given | {STATISTICS[func]: True, "momentum": 1 / self.calls[which]})
+        return func(*args, **(kwargs or {}))
+
+
+class _Look(TorchFunctionMode):
+    """Collects the tensors that norms are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in NORMS:
+            given = arguments(func, args, kwargs)
+            self.seen |= {id(given[name]) for name in OWN if given.get(name) is not None}
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def own_tensors(net: "Network") -> list[str]:
+    """The names of the trunk's tensors that every task needs for itself, but for those of parts that are frozen anyway."""
+    twin = copy.deepcopy(net.trunk).train()
+    net.keep_frozen(twin)
+    before = {name: (t, t.clone(), _version(t)) for name, t in _tensors(twin).items()}
+    with seeded(0, "norms"), _Look() as look:
+        twin(torch.cat([net.example, net.example]))  # two at least: a batch of one has no variance
+    after, names = _tensors(twin), []
+    for name, (tensor, old, version) in before.items():
+        if after.get(name) is not tensor:
+            raise ValueError(
+                f"the trunk replaces its buffer {name!r} in a forward pass; let it write in place, as copy_ does"
+            )
+        frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+        still = any(name == f or name.startswith(f"{f}.") for f in net.frozen)
+        written = _version(tensor) != version or not torch.equal(tensor, old)  # the same values, or by way of `.data`
+        if not frozen and not still and (id(tensor) in look.seen or written):
+            names.append(name)
+    return names
+
+
+def _version(tensor: Tensor) -> int:
+    """It grows with every write; tensors of the inference mode have none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _tensors(trunk: nn.Module) -> dict[str, Tensor]:
+    return {**dict(trunk.named_parameters()), **dict(trunk.named_buffers())}

@@ -1,0 +1,1 @@
+"""Reporting: tables, figures and the page, made from records alone."""

@@ -1,0 +1,61 @@
+"""How a task sees raw images: a map of pixels, then normalisation; and random crops."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def scaled(x: Tensor) -> Tensor:
+    """As float; uint8 from [0, 255] to [0, 1]."""
+    return x.float().div_(255) if x.dtype == torch.uint8 else x.float()
+
+
+@dataclass(frozen=True)
+class View:
+    """How tasks see raw images: pixel i of an image is raw pixel pixels[i] (-1: a blank), then (value - mean) / std.
+
+    Permutations, rotations, padding and gray-to-colour are all such maps, so a task never copies the data it is made of.
+    Each table has one row, or one row per task for a split that mixes tasks.
+    """
+
+    shape: tuple[int, ...]
+    mean: Tensor  # (rows, channels), in units of the scaled image (uint8 is divided by 255)
+    std: Tensor
+    pixels: Tensor | None = None  # (rows, pixels), int64; None: as they lie
+
+    def __call__(self, raw: Tensor, row: Tensor | None = None, crops: Tensor | None = None) -> Tensor:
+        """Images (batch, *shape) as the network sees them; `row` says whose view each example takes."""
+        x = raw.flatten(1)
+        if self.pixels is not None:
+            pixels = self.pixels[0] if row is None else self.pixels[row]
+            index = pixels.clamp(min=0)
+            x = (x.index_select(1, index) if row is None else x.gather(1, index)).masked_fill(pixels < 0, 0)
+        x = scaled(x.reshape(len(x), *self.shape))
+        if crops is not None:
+            x = crop_and_flip(x, crops)
+        mean, std = (t[row] if row is not None else t for t in (self.mean, self.std))
+        dims = (-1, mean.shape[1]) + (1,) * (len(self.shape) - 1)
+        return x.sub(mean.view(dims)).div_(std.view(dims))
+
+
+MARGIN = 4  # the pixels by which a crop may be off the centre
+
+
+def draw_crops(count: int, source: torch.Generator) -> Tensor:
+    """For every image: how far down and right it is moved, and whether it is mirrored; (count, 3), int64."""
+    moves = torch.randint(0, 2 * MARGIN + 1, (count, 2), generator=source)
+    return torch.cat([moves, torch.randint(0, 2, (count, 1), generator=source)], 1)
+
+
+def crop_and_flip(x: Tensor, crops: Tensor) -> Tensor:
+    """Every image moved by up to MARGIN pixels each way (blank beyond the edge) and perhaps mirrored."""
+    count, _, height, width = x.shape
+    down, right, mirrored = crops[:, :, None].unbind(1)  # (count, 1) each
+    rows = torch.arange(height, device=x.device) + down  # (count, height)
+    columns = torch.arange(width, device=x.device).expand(count, -1)
+    columns = torch.where(mirrored > 0, columns.flip(1), columns) + right
+    padded = F.pad(x, (MARGIN,) * 4).permute(0, 2, 3, 1)
+    every = torch.arange(count, device=x.device)[:, None, None]
+    return padded[every, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

@@ -1,0 +1,1 @@
+"""Training: the fit loop, the trainer, checkpoints and saved models."""

@@ -1,0 +1,259 @@
+"""A method in one file, to go on with months later: `save(method, path)` and `load(path, trunk)`; never a pickle.
+
+The trunk is Python code and not in the file: loading takes one of the same architecture, whatever its values. Of every
+finished task the file has a digest of the bits that it uses and its logits on the network's example (`promises.py`). Both
+are compared after loading, the logits only to a tolerance: the last bits of a product depend on the machine and on the
+build of PyTorch.
+"""
+
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from hatrack._version import __version__
+from hatrack.files import tensors
+from hatrack.methods import METHODS
+from hatrack.methods.guarantees import check, close, digest, logits
+from hatrack.methods.method import Method
+from hatrack.methods.parts.task_norms import own_tensors
+from hatrack.networks.network import Network
+from hatrack.options import nearest, parameters
+
+FORMAT = 1
+KIND = "method"
+TOLERANCE = 1e-2  # of logits, as a share of the largest of them; products in TF32 are that far from exact ones
+FIELDS = {
+    "method": str, "options": dict, "classes": list, "built": int, "heads": str, "init": str, "seed": int, "frozen": list,
+    "stopped": list, "tasks": list, "versions": dict,
+}  # fmt: skip
+
+
+# Saving
+
+
+def save(method: Method, path: Path | str) -> None:
+    """Keep a method in one file, for `load(path, trunk)`.
+
+    The file is written whole or not at all. If a finished task has changed that should not have, nothing is written.
+
+    Args:
+        method: the method, with all that it has learned.
+        path: the file; one that is there is replaced.
+    """
+    path = Path(path)
+    words = _describe(method)
+    _check_loadable(method)
+    kept = {f"logits.{task}": logits(method, task) for task in method.history}
+    if method.net.classes:
+        logits(method, len(method.net.classes) - 1)  # a method grows when it is asked about a new task
+    check(method)
+    digests = {task: digest(method, task) for task in method.history}
+    tasks = [{"index": task, "name": name, "digest": digests[task]} for task, name in method.history.items()]
+    for name, value in method.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name} is of type {type(value).__name__}: only tensors can be kept")
+        if name not in method.passing:
+            kept[f"state.{name}"] = value
+    tensors.save(path, {**kept, "example": method.net.example}, {**words, "tasks": tasks})
+    method.digests = {task: found for task, found in digests.items() if found}
+
+
+def _check_loadable(method: Method) -> None:
+    """An error if what is saved could not be loaded again."""
+    for head in method.net.heads:
+        if (kind := head.get_parameter("weight").dtype) != torch.float32:
+            name = str(kind).removeprefix("torch.")
+            raise ValueError(f"the weights are {name}, and a method is loaded in float32: method.float() before it is saved")
+    trunk = method.net.trunk
+    hidden = {name for name, _ in trunk.named_buffers()} - trunk.state_dict().keys()
+    for name in sorted(hidden.intersection(own_tensors(method.net)) if hidden else ()):
+        if _matters(method, trunk.get_buffer(name)):
+            raise ValueError(
+                f"training changes the trunk's buffer {name!r}, and no file holds it: register it with persistent=True"
+            )
+
+
+@torch.no_grad()
+def _matters(method: Method, buffer: Tensor) -> bool:
+    """Would a finished task answer otherwise if this buffer had other values?"""
+    before, old = {task: logits(method, task) for task in method.history}, buffer.clone()
+    try:
+        buffer.logical_not_() if buffer.dtype is torch.bool else buffer.add_(1)
+        return not all(close(then, logits(method, task), 0.0) for task, then in before.items())
+    except (RuntimeError, IndexError):  # a number of something that is not there
+        return True
+    finally:
+        buffer.copy_(old)
+
+
+def _describe(method: Method) -> dict[str, Any]:
+    """All that is needed to build the method again, but for the trunk."""
+    net, kind = method.net, type(method)
+    keywords = [p.name for p in inspect.signature(kind).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    if lost := [name for name in keywords if name not in method.options]:
+        raise ValueError(
+            f"{kind.__name__} does not keep its options ({', '.join(lost)}): annotate them with an Option and write "
+            f"self.options = check({kind.__name__}, locals()) behind super().__init__(net)"
+        )
+    try:
+        json.dumps(method.options)
+    except TypeError as error:
+        raise ValueError(f"the options of {kind.__name__} can't be kept: {error}") from None
+    tasks, stopped = method.built
+    return {
+        "kind": KIND,
+        "format": FORMAT,
+        "method": _name(kind),
+        "options": method.options,
+        "classes": net.classes,
+        "built": tasks,  # so many tasks were known when the method was built: it may depend on it
+        "heads": "shared" if net.shared else "multi",
+        "init": net.init,
+        "seed": net.seed,
+        "frozen": net.frozen,
+        "stopped": stopped,  # parameters of the trunk that took no gradient then
+        "versions": {"hatrack": __version__, "torch": torch.__version__},
+    }
+
+
+def _name(kind: type[Method]) -> str:
+    """As in METHODS; module:Class if it is not there."""
+    return next((name for name, known in METHODS.items() if known is kind), f"{kind.__module__}:{kind.__qualname__}")
+
+
+# Loading
+
+
+def load(path: Path | str, trunk: nn.Module, *, method: type[Method] | None = None) -> Method:
+    """The method that was saved, ready to predict and to learn another task (after `method.net.add_task`).
+
+    `trunk` is of the architecture that was saved; its values are overwritten, and the method lies on its device. `method`
+    is the class if it is one of your own. Anything that does not fit, and any task that has changed, is a ValueError.
+    """
+    path = Path(path)
+    if not isinstance(trunk, nn.Module):
+        raise TypeError(f"the trunk must be an nn.Module, not {type(trunk).__name__}")
+    if any(map(is_lazy, trunk.parameters())):
+        raise ValueError("the trunk has weights whose shape it does not know yet: run it on an image before")
+    kept, words = _read(path)
+    state = {name.removeprefix("state."): value for name, value in kept.items() if name.startswith("state.")}
+    kind = _class(path, words["method"], method)
+    own = {name.removeprefix("net.trunk."): value for name, value in state.items() if name.startswith("net.trunk.")}
+    if wrong := tensors.differences(own, trunk.state_dict()):
+        raise ValueError(f"{path}: the trunk is not like the one that was saved: {wrong}")
+    built = _build(path, kind, trunk, kept["example"], words)
+    try:
+        built.load_state_dict(state)
+    except (RuntimeError, LookupError, AttributeError) as error:
+        raise ValueError(f"{path} does not fit {kind.__name__}: {_one_line(error)}") from None
+    built.history = {task["index"]: task["name"] for task in words["tasks"]}
+    built.digests = {task["index"]: task["digest"] for task in words["tasks"] if task["digest"]}
+    built.eval()
+    _compare(path, built, kept, words["versions"])
+    return built
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The content of a file, with everything in it that is used later."""
+    kept, words = tensors.load(path)
+    number = words.get("format")
+    if words.get("kind") != KIND or type(number) is not int:
+        raise ValueError(f"{path} holds no method: it was not written by hatrack.save")
+    if number > FORMAT:
+        raise ValueError(f"{path} has format {number}, newer than {FORMAT}, the newest this version can read")
+    wrong = [name for name, kind in FIELDS.items() if type(words.get(name)) is not kind]
+    if not wrong:
+        wrong = [name for name, right in _contents(kept, words).items() if not right]
+    if wrong:
+        raise ValueError(f"{path} holds no whole method: {', '.join(wrong)} missing or wrong")
+    return kept, words
+
+
+def _contents(kept: Mapping[str, Tensor], words: Mapping[str, Any]) -> dict[str, bool]:
+    """Is each part what it should be? The sizes are those of tensors in the file, so that none takes memory by a lie."""
+    classes, shared = words["classes"], words["heads"] == "shared"
+    widths = [kept[name].shape[:1].numel() for k in range(len(classes)) if (name := f"state.net.heads.{k}.weight") in kept]
+    if shared and widths:
+        widths = [min(count, widths[0]) if type(count) is int else 0 for count in classes]
+    tasks = [task if isinstance(task, dict) else {} for task in words["tasks"]]
+    numbers = [task.get("index") for task in tasks]
+    right = [
+        type(number) is int
+        and 0 <= number < len(classes)
+        and isinstance(task.get("name"), str)
+        and isinstance(task.get("digest"), str)
+        and f"logits.{number}" in kept
+        and kept[f"logits.{number}"].is_floating_point()
+        for task, number in zip(tasks, numbers, strict=True)
+    ]
+    return {
+        "classes": classes == widths,
+        "built": 0 <= words["built"] <= len(classes),
+        "example": "example" in kept,
+        "tasks": all(right) and len(set(numbers)) == len(numbers),
+        "frozen": all(isinstance(name, str) for name in words["frozen"]),
+        "stopped": all(isinstance(name, str) for name in words["stopped"]),
+    }
+
+
+def _class(path: Path, name: str, given: type[Method] | None) -> type[Method]:
+    known = METHODS.get(name)
+    own = name.rpartition(":")[2]  # a class may have moved to another module since
+    if known is None and given is None:
+        hint = f"load(path, trunk, method={own})" if ":" in name else nearest(name, METHODS)
+        raise ValueError(f"{path} holds {name!r}, which is not a method of this package: {hint}")
+    if given is not None and given is not known and (known is not None or given.__qualname__ != own):
+        raise ValueError(f"{path} holds {name!r}, not {given.__qualname__}")
+    found = given if known is None else known
+    assert found is not None
+    return found
+
+
+def _build(path: Path, kind: type[Method], trunk: nn.Module, example: Tensor, words: Mapping[str, Any]) -> Method:
+    """The method as it was before any learning, with room for the tasks that came later."""
+    known = parameters(kind)
+    for name in words["options"]:
+        if name not in known:
+            raise ValueError(f"{path}: {kind.__name__} has no option {name!r} in this version; {nearest(name, known)}")
+    options = {name: tuple(v) if isinstance(v, list) else v for name, v in words["options"].items()}  # JSON has no tuples
+    if missing := set(words["frozen"]) - set(dict(trunk.named_modules())):
+        raise ValueError(f"{path}: the trunk is not like the one that was saved: it lacks {sorted(missing)[0]}")
+    for name, parameter in trunk.named_parameters():
+        parameter.requires_grad_(name not in words["stopped"])
+    classes, built = words["classes"], words["built"]
+    try:
+        net = Network(trunk, classes[:built], example, heads=words["heads"], init=words["init"], seed=words["seed"])
+        net.frozen = words["frozen"]
+        method = kind(net, **options)
+        for count in classes[built:]:
+            net.add_task(count)
+        if classes:
+            logits(method, len(classes) - 1)  # a method grows when it is asked about a new task
+    except (RuntimeError, TypeError, LookupError, ValueError) as error:
+        raise ValueError(f"{path}: {kind.__name__} can't be built on this trunk: {_one_line(error)}") from None
+    return method
+
+
+def _compare(path: Path, method: Method, kept: Mapping[str, Tensor], versions: Mapping[str, Any]) -> None:
+    """Every finished task is what it was: its bits exactly, its logits nearly."""
+    try:
+        check(method)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    for task, name in method.history.items():
+        then, now = kept[f"logits.{task}"], logits(method, task)
+        if not close(then, now, TOLERANCE):
+            raise ValueError(
+                f"{path}: task {task} ({name!r}) answers differently than when it was saved (by hatrack "
+                f"{versions.get('hatrack')}, torch {versions.get('torch')}); does the trunk compute the same?"
+            )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,210 @@
+"""A user's own sequence of tasks from a TOML file."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hatrack.__main__ import main
+from hatrack.benchmarks.custom import own, to_shape
+from hatrack.experiments.record import Record
+from hatrack.experiments.run import Run
+
+
+def gray(folder, name="digits.npz", size=8, **changes):
+    """Ten gray images of two classes for training, four for test."""
+    draw = np.random.RandomState(0)
+    arrays = {
+        "x_train": draw.randint(0, 256, (10, size, size), dtype=np.uint8),
+        "y_train": np.arange(10, dtype=np.uint8) % 2,
+        "x_test": draw.randint(0, 256, (4, size, size), dtype=np.uint8),
+        "y_test": np.arange(4, dtype=np.uint8) % 2,
+    }
+    np.savez(folder / name, **{**arrays, **changes})
+    return arrays
+
+
+def pictures(folder, name="flowers", size=(12, 9)):
+    """A folder of colour images, a sub-folder per class."""
+    for part, count in (("train", 5), ("test", 2)):
+        for colour, value in (("red", (200, 0, 0)), ("blue", (0, 0, 200)), ("black", (0, 0, 0))):
+            place = folder / name / part / colour
+            place.mkdir(parents=True)
+            for k in range(count):
+                Image.new("RGB", size, value).save(place / f"{k}.png")
+
+
+def write(folder, text):
+    path = folder / "tasks.toml"
+    path.write_text(text)
+    return str(path)
+
+
+TWO = """
+shape = [3, 16, 16]
+
+[[task]]
+name = "digits"
+data = "digits.npz"
+
+[[task]]
+name = "flowers"
+data = "flowers"
+classes = 3
+mean = 0.5
+std = [0.25, 0.25, 0.5]
+"""
+
+
+def test_a_file_and_a_folder_become_one_sequence(tmp_path):
+    gray(tmp_path)
+    pictures(tmp_path)
+    tasks = own(0, tasks=write(tmp_path, TWO), valid=0.0)
+    assert [(t.index, t.name, t.classes, t.shape) for t in tasks] == [
+        (0, "digits", 2, (3, 16, 16)),
+        (1, "flowers", 3, (3, 16, 16)),
+    ]
+    x = tasks[0].train.inputs(torch.arange(10))
+    assert torch.equal(x[:, 0], x[:, 1]), "gray images are made colour"
+    torch.testing.assert_close(x.mean((0, 2, 3)), torch.zeros(3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(x.std((0, 2, 3)), torch.ones(3), atol=1e-2, rtol=0)
+    flowers = tasks[1].train
+    black = flowers.inputs((flowers.y == 0).nonzero().flatten())  # classes are numbered in the order of their names
+    torch.testing.assert_close(black[0, :, 0, 0], torch.tensor([-2.0, -2.0, -1.0]))
+
+
+def test_it_runs_from_the_command_line(tmp_path, capsys):
+    gray(tmp_path)
+    pictures(tmp_path)
+    file = write(tmp_path, TWO)
+    words = [
+        "run",
+        "own",
+        "hat",
+        "--tasks",
+        file,
+        "--widths",
+        "10",
+        "--epochs",
+        "1",
+        "--valid",
+        "0.2",
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    assert main(words) == 0
+    (path,) = (tmp_path / "o").glob("*.json")
+    assert [t["name"] for t in Record.load(path).tasks] == ["digits", "flowers"]
+
+
+def test_the_first_task_may_have_a_single_image(tmp_path):
+    lone = np.zeros((1, 8, 8), np.uint8)
+    gray(tmp_path, x_train=lone, y_train=lone[:, 0, 0], x_test=lone, y_test=lone[:, 0, 0])
+    file = write(tmp_path, '[[task]]\nname = "one"\ndata = "digits.npz"\n')
+    assert main(["run", "own", "hat", "--tasks", file, "--widths", "10", "--epochs", "1", "--out", str(tmp_path / "o")]) == 0
+
+
+def test_other_data_is_another_run(tmp_path):
+    """Under the same file name: an old record must not answer for new data."""
+    gray(tmp_path)
+    file = write(tmp_path, '[[task]]\nname = "d"\ndata = "digits.npz"\n')
+    names = [Run("own", "sgd", benchmark_options={"tasks": file}).name]
+    names.append(Run("own", "sgd", benchmark_options={"tasks": file}).name)
+    gray(tmp_path, x_test=np.zeros((4, 8, 8), dtype=np.uint8))
+    names.append(Run("own", "sgd", benchmark_options={"tasks": file}).name)
+    assert names[0] == names[1] != names[2]
+
+
+def test_one_shape_needs_no_shape_line(tmp_path):
+    arrays = gray(tmp_path)
+    (task,) = own(0, tasks=write(tmp_path, '[[task]]\nname = "d"\ndata = "digits.npz"\nmean = 0\nstd = 1\n'), valid=0.0)
+    assert task.shape == (1, 8, 8)
+    torch.testing.assert_close(task.test.inputs(torch.arange(4))[:, 0], torch.from_numpy(arrays["x_test"]) / 255)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[task]\n", "is not TOML"),
+        ("", "names no tasks"),
+        ("colour = 1\n[[task]]\nname='a'\ndata='digits.npz'\n", "no key 'colour'"),
+        ("[[task]]\nname='a'\ndata='digits.npz'\nclases=3\n", "task 1: no key 'clases'; did you mean 'classes'"),
+        ("[[task]]\ndata='digits.npz'\n", "task 1: name is missing"),
+        ("[[task]]\nname='a'\n", "task 1: data is missing"),
+        ("[[task]]\nname='a'\ndata='digits.npz'\nclasses='two'\n", "classes must be a whole number from 1"),
+        ("[[task]]\nname='a'\ndata='digits.npz'\nclasses=1\n", "label 1 is outside the 1 classes"),
+        ("[[task]]\nname='a'\ndata='digits.npz'\nclasses=3\n", "class 2 of 3 has no example"),
+        ("[[task]]\nname='a'\ndata='digits.npz'\nmean=0.5\n", "mean and std come together"),
+        ("[[task]]\nname='a'\ndata='nothing.npz'\n", "nothing.npz"),
+        ("shape=[3]\n[[task]]\nname='a'\ndata='digits.npz'\n", "shape must be a list of 3 numbers: channels, height"),
+        ("shape=[1,8,8]\n[[task]]\nname='f'\ndata='flowers'\n", "3 channels and can't be brought to 1"),
+        ("[[task]]\nname='a'\ndata='digits.npz'\n[[task]]\nname='f'\ndata='flowers'\n", "images differ .a .1, 8, 8., f .3"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(tmp_path, text, said):
+    gray(tmp_path)
+    pictures(tmp_path)
+    with pytest.raises((ValueError, OSError), match=said):
+        own(0, tasks=write(tmp_path, text))
+
+
+def test_a_missing_file(tmp_path, capsys):
+    assert main(["run", "own", "hat", "--tasks", str(tmp_path / "no.toml")]) == 2
+    assert "no.toml: there is no such file" in capsys.readouterr().err
+    assert main(["run", "own", "hat"]) == 2
+    assert "--tasks FILE.toml" in capsys.readouterr().err
+
+
+def test_a_pickle_is_refused(tmp_path):
+    gray(tmp_path, y_test=np.array([{"a": 1}] * 4, dtype=object))
+    with pytest.raises(ValueError, match=r"digits\.npz"):
+        own(0, tasks=write(tmp_path, "[[task]]\nname='a'\ndata='digits.npz'\n"))
+
+
+@pytest.mark.parametrize("most", [1, 200, 2**22])
+def test_images_are_measured_and_resized_in_parts(tmp_path, monkeypatch, most):
+    """So that a large set takes no memory beyond its own; against numpy on all of it at once."""
+    monkeypatch.setitem(own.__globals__, "LARGEST", most)
+    draw = np.random.RandomState(0)
+    x = draw.randint(0, 256, (10, 3, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "colour.npz", x_train=x, y_train=np.arange(10) % 2, x_test=x[:4], y_test=np.arange(4) % 2)
+    (task,) = own(0, tasks=write(tmp_path, '[[task]]\nname="a"\ndata="colour.npz"\n'), valid=0.0)
+    values = x.astype(np.float64) / 255
+    np.testing.assert_allclose(task.train.view.mean[0], values.mean((0, 2, 3)), rtol=1e-6)
+    np.testing.assert_allclose(task.train.view.std[0], values.std((0, 2, 3), ddof=1), rtol=1e-6)
+    small = to_shape(torch.from_numpy(x), (3, 4, 4))
+    monkeypatch.undo()
+    assert torch.equal(small, to_shape(torch.from_numpy(x), (3, 4, 4)))
+
+
+def test_an_image_in_another_class_is_other_data(tmp_path):
+    pictures(tmp_path)
+    file = write(tmp_path, '[[task]]\nname = "f"\ndata = "flowers"\n')
+    before = Run("own", "sgd", benchmark_options={"tasks": file}).name
+    (tmp_path / "flowers/train/blue/4.png").rename(tmp_path / "flowers/train/red/5.png")
+    moved = Run("own", "sgd", benchmark_options={"tasks": file}).name
+    (tmp_path / "flowers/train/notes.txt").write_text("not an image")
+    assert before != moved == Run("own", "sgd", benchmark_options={"tasks": file}).name
+
+
+def test_resizing_against_plain_averaging():
+    """Halving an image by antialiased bilinear weights: a flat region keeps its value, and the mean is kept."""
+    x = torch.randint(0, 256, (3, 1, 16, 16), dtype=torch.uint8)
+    x[0] = 77
+    small = to_shape(x, (3, 8, 8))
+    assert small.shape == (3, 3, 8, 8)
+    assert small.dtype == torch.uint8
+    assert (small[0] == 77).all()
+    assert abs(small[1].float().mean() - x[1].float().mean()) < 4
+
+
+@pytest.mark.parametrize(("mode", "kind", "suffix"), [("I;16", np.uint16, "png"), ("F", np.float32, "tif")])
+def test_images_of_more_than_8_bits_are_refused(tmp_path, capsys, mode, kind, suffix):
+    for number, name in enumerate("ab"):
+        (tmp_path / "deep" / name).mkdir(parents=True)
+        for k in range(4):
+            values = np.full((16, 16), 300 + 20_000 * number + k, kind)
+            Image.fromarray(values).save(tmp_path / "deep" / name / f"{k}.{suffix}")
+    file = write(tmp_path, '[[task]]\nname = "deep"\ndata = "deep"\n')
+    assert main(["run", "own", "sgd", "--tasks", file, "--widths", "10", "--epochs", "1", "--out", str(tmp_path / "o")]) == 2
+    assert "more than 8 bits per value" in capsys.readouterr().err

@@ -1,0 +1,407 @@
+"""A compiled step is the same step."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from hatrack import METHODS, Method, Network, Regime, Trainer
+from hatrack.engine import compiled
+from hatrack.engine import decompositions as formulas
+from hatrack.engine.choice import can_compile
+from hatrack.engine.compiled import Compiled, noted
+from tests.helpers.learning import ISOLATED, OPTIMIZERS, learn, logits, make
+from tests.helpers.toys import toy_tasks
+
+needs_a_compiler = pytest.mark.skipif(not can_compile(gpu=False), reason="no C++ compiler")
+
+
+@pytest.fixture
+def as_noted(monkeypatch):
+    """The operations as they were noted down, not compiled: that takes seconds each time."""
+    monkeypatch.setattr(compiled, "_compiled", lambda graph, *_: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "_known", {})
+
+
+def both(name, *, epochs=2, tasks=2, **regime):
+    """A method after some tasks, by steps that run as they are and by compiled ones."""
+    found = []
+    for engine in ("eager", "compiled"):
+        placed = toy_tasks(tasks)
+        method = make(name, placed)
+        learn(method, placed, Trainer(Regime(**{"epochs": epochs, "batch": 16, "lr": 0.1, **regime}), engine=engine))
+        found.append(method)
+    return found
+
+
+def assert_close(one, two, tolerance=1e-5):
+    for key, value in one.state_dict().items():
+        torch.testing.assert_close(two.state_dict()[key], value, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_operations_of_a_step_are_all_noted_down(name, as_noted):
+    """With dropout on: the same random numbers are drawn."""
+    assert_close(*both(name))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_with_every_optimizer(optimizer, as_noted):
+    assert_close(*both("hat", **OPTIMIZERS[optimizer]))
+
+
+@pytest.mark.parametrize("name", ISOLATED)
+def test_nothing_is_forgotten(name, as_noted):
+    tasks = toy_tasks(2)
+    method = make(name, tasks)
+    fit = Trainer(Regime(epochs=2, batch=16, **OPTIMIZERS["kept adamw with decay"]), engine="compiled")
+    method.learn(tasks[0], fit)
+    first = logits(method, tasks[0])
+    learn(method, tasks[1:], fit)
+    assert torch.equal(first, logits(method, tasks[0]))
+
+
+def test_two_steps_of_one_form_are_compiled_once(as_noted):
+    """Of two seeds, and of data sets of two sizes; and of all tasks but the first, which finds nothing to hold."""
+    for seed in (0, 1):
+        tasks = toy_tasks(4, train=60 + 30 * seed)
+        learn(make("hat", tasks, seed=seed), tasks, Trainer(Regime(epochs=1, batch=16), seed=seed, engine="compiled"))
+    assert len(compiled._known) == 2
+    tasks = toy_tasks(2, classes=4)
+    learn(make("hat", tasks), tasks, Trainer(Regime(epochs=1, batch=16), engine="compiled"))
+    assert len(compiled._known) == 4, "other heads are another form"
+
+
+def test_noting_down_changes_nothing(as_noted):
+    weight, count = torch.nn.Parameter(torch.ones(3)), torch.zeros(())
+
+    def step(x):
+        weight.grad = None
+        (weight * x).sum().backward()
+        with torch.no_grad():
+            weight.sub_(weight.grad * torch.rand(3))
+            return count.add_(1)
+
+    torch.manual_seed(0)
+    fast = Compiled(step, 3)
+    fast(torch.full((3,), 2.0))
+    torch.manual_seed(0)
+    assert torch.equal(weight.detach(), 1 - 2 * torch.rand(3))
+    assert count == 1
+    assert weight.grad is not None, "of the call that was noted down; a fit clears it at its end"
+
+
+def test_everything_that_a_function_uses_becomes_an_input():
+    weight, table = torch.nn.Parameter(torch.ones(3)), torch.arange(4.0)
+    graph, tensors = noted(lambda index: table[index] @ weight, (torch.tensor([0, 1, 3]),))
+    assert {t.data_ptr() for t in tensors} == {weight.data_ptr(), table.data_ptr()}
+    assert not [node for node in graph.graph.nodes if node.op == "get_attr"]
+    other = [2 * t for t in tensors]
+    assert graph(torch.tensor([1, 2, 3]), *other) == 4 * 6
+
+
+def test_what_can_t_be_compiled_runs_as_it_is(monkeypatch):
+    def fail(graph, inputs, text):
+        raise RuntimeError("no compiler\nat all")
+
+    monkeypatch.setattr(compiled, "_compiled", fail)
+    fast = Compiled(lambda x: x + 1, 1)
+    with pytest.warns(UserWarning, match="steps are not compiled: no compiler$"):
+        assert fast(torch.ones(1)) == 2
+    assert fast(torch.ones(1)) == 2
+
+
+def test_a_batch_of_another_size_runs_as_it_is(as_noted):
+    """Even if it comes first, as it may when a run goes on."""
+    seen = []
+    fast = Compiled(lambda x: seen.append(len(x)) or x.sum(), 3)
+    for size in (2, 3, 3, 2):
+        assert fast(torch.ones(size)) == size
+    assert seen == [2, 3, 2], "of size 3 the first was noted down, and the second need not run"
+
+
+def test_code_that_fails_when_it_runs_is_not_used(monkeypatch):
+    def broken(*inputs):
+        weight.zero_()
+        raise TypeError("expected Tensor() for op")
+
+    monkeypatch.setattr(compiled, "_compiled", lambda graph, *_: broken)
+    monkeypatch.setattr(compiled, "_known", {})
+    weight = torch.ones(2)
+    fast = Compiled(lambda x: weight.add_(x), 2)
+    with pytest.warns(UserWarning, match="steps are not compiled: expected Tensor"):
+        fast(torch.ones(2))
+    assert weight.tolist() == [2, 2], "as if the failed attempt had not been"
+
+
+class Counting(Method):
+    """Changes a tensor that is in no state, and a row of a table that it has views of."""
+
+    def __init__(self, net):
+        super().__init__(net)
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+        self.register_buffer("bank", torch.zeros(3, 4))
+        self.rows, self.row = [self.bank[k] for k in range(3)], 0
+
+    def learn(self, task, fit):
+        self.row = task.index
+        fit(self, task)
+
+    def loss(self, batch):
+        return super().loss(batch) * (1 + self.calls) + 0 * self.bank.sum()
+
+    def constrain(self):
+        self.calls.add_(0.1)
+        self.rows[self.row].add_(1)
+
+
+@needs_a_compiler
+def test_tensors_in_no_state_and_views_of_one_memory():
+    found = []
+    for engine in ("eager", "compiled"):
+        tasks = toy_tasks(3)
+        method = Counting(make("sgd", tasks).net)
+        learn(method, tasks, Trainer(Regime(epochs=2, batch=16, lr=0.01), engine=engine))
+        found.append(method)
+    assert found[0].bank[:, 0].tolist() == [6, 6, 6]
+    assert found[1].calls == found[0].calls
+    assert_close(*found)
+
+
+class Reads(Method):
+    """Breaks the rule of the step: its steps depend on a value."""
+
+    def loss(self, batch):
+        return super().loss(batch) * (1.0 if float(self.net.heads[0].bias[0].detach()) < 100 else 2.0)
+
+
+class Counts(Method):
+    """Breaks it too: a Python number changes."""
+
+    steps = 0
+
+    def loss(self, batch):
+        self.steps += 1
+        return super().loss(batch) / self.steps
+
+
+@pytest.mark.parametrize(("kind", "reason"), [(Reads, "reads a tensor's value"), (Counts, "rebinds something")])
+def test_a_step_that_breaks_the_rule_is_not_compiled(kind, reason, as_noted):
+    tasks = toy_tasks(1)
+    method = kind(make("sgd", tasks).net)
+    fit = Trainer(Regime(epochs=2, batch=16), engine="compiled")
+    with pytest.warns(UserWarning, match=f"steps are not compiled: the step {reason}"):
+        learn(method, tasks, fit)
+    assert [fitted.engine for fitted in fit.fits] == ["eager"], "what a record will say"
+
+
+def test_random_numbers_that_nobody_uses_are_drawn_all_the_same():
+    def step(x):
+        torch.rand(3)
+        return x + torch.rand(1)
+
+    graph, _ = noted(step, (torch.zeros(1),))
+    torch.manual_seed(0)
+    expected = step(torch.zeros(1))
+    torch.manual_seed(0)
+    assert graph(torch.zeros(1)) == expected
+
+
+def test_one_example_more_than_a_batch(as_noted):
+    """They are one batch, and it is compiled."""
+    tasks = toy_tasks(1, train=17, valid=0.0)
+    learn(make("sgd", tasks), tasks, Trainer(Regime(epochs=1, batch=16), engine="compiled"))
+    assert len(compiled._known) == 1
+
+
+def test_the_form_knows_all_that_code_depends_on():
+    memory = torch.zeros(8)
+    one, two = ([memory, memory[k : k + 4]] for k in (0, 4))
+    assert compiled._form(one) != compiled._form(two)
+    number, before = torch.get_num_threads(), compiled._form(one)
+    torch.set_num_threads(number + 1)
+    try:
+        assert compiled._form(one) != before
+    finally:
+        torch.set_num_threads(number)
+
+
+@needs_a_compiler
+def test_the_real_compiler():
+    """The same to rounding, and what is frozen stays frozen bit for bit."""
+    eager, fast = both("hat", epochs=4, **OPTIMIZERS["kept adamw with decay"])
+    assert_close(eager, fast, 1e-4)
+    tasks = toy_tasks(2)
+    again = make("hat", tasks)
+    fit = Trainer(Regime(epochs=4, batch=16, **OPTIMIZERS["kept adamw with decay"]), engine="compiled")
+    again.learn(tasks[0], fit)
+    first = logits(again, tasks[0])
+    again.learn(tasks[1], fit)
+    assert torch.equal(first, logits(again, tasks[0]))
+    for key, value in fast.state_dict().items():
+        assert torch.equal(value, again.state_dict()[key]), f"{key}: the same run, the same bits"
+
+
+@needs_a_compiler
+def test_what_was_compiled_is_there_for_the_next_process(monkeypatch, tmp_path):
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    weight, draws = torch.ones(5), torch.randn(4, 5)
+    for found in (0, 1):
+        monkeypatch.setattr(compiled, "_known", {})  # as in another process
+        counters.clear()
+        step = Compiled(lambda x: weight.sub_(0.1 * (x * weight).sum(0)).sum(), 4)
+        before = weight.clone()
+        step(draws)
+        torch.testing.assert_close(weight, before - 0.1 * (draws * before).sum(0))
+        assert not step.failed
+        assert counters["inductor"]["fxgraph_cache_hit"] == found
+
+
+@needs_a_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_the_real_compiler_on_every_method(name):
+    assert_close(*both(name), 1e-4)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_statistics_of_a_batch_norm_count_every_batch_once(read, as_noted):
+    """Its operation does not say that it writes them. Without `read` nobody uses what comes out of it."""
+    means = []
+    for wrap in (lambda f: f, lambda f: Compiled(f, 4)):
+        norm, draw = nn.BatchNorm1d(2), torch.Generator().manual_seed(0)
+
+        def step(x, norm=norm):
+            seen = norm(x)
+            return (seen if read else x).sum()
+
+        step = wrap(step)
+        for _ in range(5):
+            step(torch.randn(4, 2, generator=draw) + 5)
+        means.append(norm.running_mean)
+    torch.testing.assert_close(means[0], means[1])
+    assert means[0].min() > 1
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(16, 8), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return checkpoint(lambda h: self.drop(self.layer(h).relu()), x.flatten(1), use_reentrant=False)
+
+
+def test_dropout_that_is_drawn_a_second_time_is_not_compiled(as_noted):
+    tasks = toy_tasks(1)
+    method = Method(Network(Checkpointed(), [3], tasks[0].train.inputs(torch.arange(2))))
+    fit = Trainer(Regime(epochs=1, batch=16), engine="compiled")
+    with pytest.warns(UserWarning, match="steps are not compiled: the step sets a generator"):
+        method.learn(tasks[0], fit)
+    assert fit.fits[0].engine == "eager"
+
+
+# Layouts, as on a GPU
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(formulas, "on_gpu", lambda x: True)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("drop", [False, True])
+def test_the_gradient_of_a_convolution_before_a_batch_norm(drop, as_on_a_gpu):
+    """Torch gives the norm's gradient in another layout than its compiler thinks."""
+    draw = torch.Generator().manual_seed(0)
+    x, wanted = (torch.randn(shape, dtype=torch.float64, generator=draw) for shape in ((4, 3, 8, 8), (4, 5)))
+    conv, norm = nn.Conv2d(3, 5, 3).double(), nn.BatchNorm2d(5, momentum=0.0).double()
+
+    def step(x):
+        conv.weight.grad = None
+        h = norm(conv(x))
+        h = torch.native_dropout(h, 0.0, True)[0] if drop else h
+        (h.mean((2, 3)) * wanted).sin().sum().backward()
+        return conv.weight.grad.clone()
+
+    expected = step(x)
+    fast = Compiled(step, 4)
+    torch.testing.assert_close(fast(x), expected, rtol=1e-9, atol=1e-9)
+    assert not fast.failed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h.flatten(1).mul_(0.5),
+        lambda h: h.reshape(len(h), -1)[:, :5].zero_(),
+        lambda h: h.contiguous().mul_(2),
+        lambda h: h.as_strided((4, 5), (180, 1)).mul_(3),
+    ],
+)
+def test_what_is_written_through_a_view_of_images_is_not_lost(change, as_on_a_gpu, as_noted):
+    conv, x = nn.Conv2d(3, 5, 3), torch.randn(4, 3, 8, 8)
+
+    def step(x):
+        h = conv(x)
+        change(h)
+        return h.sum((1, 2, 3))
+
+    fast = Compiled(step, 4)
+    torch.testing.assert_close(fast(x), step(x))
+    assert not fast.failed
+
+
+def test_windows_and_strides_of_one_number(as_on_a_gpu, as_noted):
+    conv, x = nn.Conv2d(3, 5, 3), torch.randn(4, 3, 9, 9)
+
+    def step(x):
+        conv.weight.grad = None
+        F.max_pool2d(F.conv2d(x, conv.weight, conv.bias, stride=[2]), [2]).square().sum().backward()
+        return conv.weight.grad.clone()
+
+    fast = Compiled(step, 4)
+    torch.testing.assert_close(fast(x), step(x), rtol=1e-4, atol=1e-4)
+    assert not fast.failed
+
+
+# What the text of a step does not say
+
+
+def test_the_form_of_what_is_computed_belongs_to_the_key(monkeypatch):
+    seen = []
+    monkeypatch.setattr(compiled, "_compiled", lambda graph, inputs, text: seen.append(text) or copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "_known", {})
+    ones = torch.ones(4)
+    for kind in (torch.float32, torch.float64):
+        torch.set_default_dtype(kind)
+        try:
+            assert Compiled(lambda x: x * torch.rand(4), 4)(ones).dtype == kind
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert len(set(seen)) == 2
+
+
+def test_a_negative_view_is_not_compiled(as_noted):
+    w = torch.randn(6, dtype=torch.complex64).conj().imag
+    assert w.is_neg()
+    fast = Compiled(lambda x: (x * w).relu() + w.exp(), 6)
+    with pytest.warns(UserWarning, match="the negative or the conjugate"):
+        found = fast(torch.ones(6))
+    torch.testing.assert_close(found, w.relu() + w.exp())
+
+
+def test_another_default_type():
+    tasks = toy_tasks(1)
+    method = make("sgd", tasks)
+    torch.set_default_dtype(torch.float64)
+    try:
+        learn(method, tasks, Trainer(Regime(epochs=1, batch=16)))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert logits(method, tasks[0]).isfinite().all()

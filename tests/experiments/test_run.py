@@ -1,0 +1,116 @@
+"""Runs and their records."""
+
+import errno
+import json
+import os
+
+import pytest
+import torch
+from filelock import FileLock
+
+from hatrack import Record, Regime, Run
+from hatrack.experiments import run
+from hatrack.experiments.run import build
+from hatrack.methods.evaluate import evaluate
+from tests.helpers.runs import small
+
+
+def test_the_same_spec_gives_the_same_record(tmp_path):
+    files = []
+    for place in ("one", "two"):
+        torch.manual_seed(len(files))
+        run(small("hat"), tmp_path / place)
+        (path,) = (tmp_path / place).glob("*.json")
+        files.append(path)
+    assert files[0].name == files[1].name
+    records = [json.loads(path.read_text()) for path in files]
+    for record in records:
+        assert record.pop("seconds")["total"] > 0
+        assert record.pop("versions")["torch"] == torch.__version__
+        assert len(record.pop("digest")) == 64  # of those two as well
+    assert records[0] == records[1]
+
+
+def test_what_a_record_holds(tmp_path):
+    spec = small(seed=3)
+    record = run(spec, tmp_path)
+    assert record == Record.load(tmp_path / f"{spec.name}.json")
+    assert record.spec["regime"]["lr"] == 0.05, "defaults are written out"
+    assert record.spec["method_options"] == {}
+    assert [t["name"] for t in record.tasks] == ["digits 0-4", "digits 5-9"]
+    assert record.tasks[0] == {"name": "digits 0-4", "classes": 5, "train": 1700, "valid": 300, "test": 500}
+    assert [len(curve["epochs"]) for curve in record.curves] == [1, 1]
+    assert set(record.curves[0]["epochs"][0]) == {"lr", "loss", "valid_loss", "valid_accuracy"}
+    tasks, method = build(spec)
+    assert record.before == [evaluate(method, task.test).accuracy for task in tasks]
+    assert record.parameters == 784 * 20 + 20 + 2 * (20 * 5 + 5)
+
+
+def test_a_run_with_a_record_is_not_run_again(tmp_path):
+    first = run(small(), tmp_path)
+    path = tmp_path / f"{small().name}.json"
+    before = path.stat().st_mtime_ns
+    assert run(small(), tmp_path).seconds == first.seconds
+    assert path.stat().st_mtime_ns == before
+    assert run(small(), tmp_path, again=True).seconds != first.seconds
+    assert path.stat().st_mtime_ns > before
+
+
+def test_a_broken_record_is_not_overwritten(tmp_path):
+    path = tmp_path / f"{small().name}.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match="not JSON"):
+        run(small(), tmp_path)
+    assert path.read_text() == "{"
+
+
+def test_names_tell_specs_apart():
+    runs = [
+        small(),
+        small(seed=1),
+        small("frozen"),
+        small(regime=Regime(epochs=2)),
+        small(network_options={"widths": (21,)}),
+        small(benchmark_options={"data": "sample", "tasks": 5}),
+        small(heads="shared"),
+        small(init="xavier"),
+        small("hat"),
+        small("hat", method_options={"c": 0.8}),
+    ]
+    assert len({spec.name for spec in runs}) == len(runs)
+    assert small("hat").name == small("hat", method_options={"c": 0.75}).name, "a default written out is the same run"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "htt"}, "no method 'htt'; did you mean 'hat'"),
+        ({"benchmark": "pmnits"}, "no benchmark 'pmnits'; did you mean 'pmnist'"),
+        ({"network": "alexnt"}, "no network 'alexnt'; did you mean 'alexnet'"),
+        ({"seed": -1}, "seed must be a whole number from 0, not -1"),
+        ({"method": "hat", "method_options": {"smx": 2}}, "hat has no option 'smx'; did you mean 'smax'"),
+        ({"method": "hat", "method_options": {"c": -1.0}}, "c must be at least 0, not -1.0"),
+        ({"network_options": {"widths": (0,)}}, "widths must be at least 1, not 0"),
+        ({"benchmark_options": {"data": "tiny"}}, "data must be one of 'full', 'sample', not 'tiny'"),
+        ({"heads": "two"}, "heads must be one of 'multi', 'shared', not 'two'"),
+    ],
+)
+def test_a_bad_spec_is_refused_with_the_nearest_name(changes, said):
+    with pytest.raises(ValueError, match=said):
+        Run(**{"benchmark": "smnist", "method": "sgd", **changes})
+
+
+def test_a_folder_that_can_t_be_written(tmp_path, monkeypatch):
+    def acquire(lock, timeout):  # nothing is read-only for root, so the system's answer is played
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with pytest.raises(ValueError, match=r"can't write to the folder .*out: Permission denied"):
+        run(small(), tmp_path / "out")
+
+
+def test_a_file_where_the_folder_should_be(tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(ValueError, match=r"can't write to the folder .*out"):
+        run(small(), tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "mine"

@@ -1,0 +1,76 @@
+"""The order of the rooms: a module imports only rooms below its own, and nothing of ours inside a function."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "hatrack"
+ROOMS = (
+    ("options", "seeds", "regime", "registry", "text", "_version"),  # the ground floor, single files
+    *(("files",), ("tasks",), ("tracing",), ("networks",), ("datasets",), ("benchmarks",), ("methods",), ("engine",)),
+    *(("training",), ("experiments",), ("reporting",), ("cli",), ("__main__",)),
+)
+LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
+LAZY = ("__init__.py", "cli/group.py")  # where our own modules may be imported inside a function
+
+
+def wrong_imports(source: str, room: str, file: str) -> list[str]:
+    """The imports of a module of this room that break the order, each with what is wrong."""
+    tree, found = ast.parse(source), []
+    inside = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in ast.walk(f)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(module), level=0) if module.split(".")[0] == "hatrack":
+                rooms = [module.split(".")[1]] if "." in module else [alias.name for alias in node.names]
+            case ast.Import():
+                rooms = [
+                    a.name.split(".")[1] if "." in a.name else "" for a in node.names if a.name.split(".")[0] == "hatrack"
+                ]
+            case ast.ImportFrom(level=level) if level:
+                found.append(f"line {node.lineno}: a relative import")
+                continue
+            case _:
+                continue
+        for other in rooms:
+            where = f"line {node.lineno}: {ast.unparse(node)}"
+            if id(node) in inside and file not in LAZY:
+                found.append(f"{where}: inside a function")
+            elif file != "__init__.py" and LEVEL.get(other, 99) > LEVEL[room]:
+                found.append(f"{where}: {other} is above {room}")
+    return found
+
+
+MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_down(module):
+    room = module.split("/")[0].removesuffix(".py")
+    assert room == "__init__" or room in LEVEL, f"{room} is no room"
+    assert wrong_imports((PACKAGE / module).read_text(), room, module) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "room"),
+    [
+        ("from hatrack.training.trainer import Trainer", "methods"),
+        ("import hatrack.cli.run", "experiments"),
+        ("from hatrack import Trainer", "methods"),
+        ("import hatrack", "methods"),
+        ("def f():\n    from hatrack.files import schema", "methods"),
+        ("async def f():\n    import hatrack.files.schema", "methods"),
+        ("class A:\n    def f(self):\n        from hatrack.methods import method", "cli"),
+        ("if TYPE_CHECKING:\n    from hatrack.training.trainer import Trainer", "methods"),
+        ("from . import method", "methods"),
+        ("from hatrack.nowhere import x", "cli"),
+    ],
+)
+def test_an_import_that_breaks_the_order_is_seen(source, room):
+    """The check can fail."""
+    assert len(wrong_imports(source, room, f"{room}/some.py")) == 1
+
+
+def test_an_import_in_order_is_not_reported():
+    source = "from hatrack.files import schema\nfrom hatrack.options import Option"
+    assert wrong_imports(source, "methods", "methods/some.py") == []

@@ -1,0 +1,504 @@
+"""Regimes and the Trainer: schedules against formulas, every optimizer against its update rule in float64."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hatrack import HAT, Batch, Diverged, Method, Network, Regime, Split, Task, Trainer
+from hatrack.regime import Pace
+from tests.helpers.toys import toy_tasks
+
+
+def rates(regime, losses):
+    """The learning rates of a training whose epochs end with these losses."""
+    pace, used = Pace(regime), []
+    for epoch, loss in enumerate(losses):
+        used.append(pace.start(epoch))
+        pace.end(loss)
+        if pace.over:
+            break
+    return used
+
+
+# Schedules
+
+
+def test_the_defaults_are_the_papers():
+    regime = Regime()
+    assert (regime.epochs, regime.batch, regime.optimizer, regime.lr, regime.weight_decay) == (200, 64, "sgd", 0.05, 0)
+    assert (regime.schedule, regime.patience, regime.factor, regime.floor) == ("plateau", 5, 3, 1e-4)
+    assert (regime.clip, regime.keep_state, regime.restore) == (1e4, False, True)
+
+
+def test_plateau_levels():
+    # the first epoch is better than none, so the first level lasts 1 + 5 epochs, each of the other five 5; ties don't count
+    used = rates(Regime(), [0.7] * 1000)
+    levels = [0.05, 0.01667, 0.005556, 0.001852, 0.000617, 0.000206]
+    assert used == pytest.approx([level for k, level in enumerate(levels) for _ in range(6 if k == 0 else 5)], rel=2e-3)
+    assert len(used) == 31
+
+
+def test_plateau_patience_starts_again_when_the_loss_falls():
+    four_worse = [0.9, 0.9, 0.9, 0.9]
+    assert rates(Regime(), [0.8, *four_worse, 0.7, *four_worse, 0.6999, *four_worse, 0.8]) == pytest.approx([0.05] * 16)
+    # after a fall of the rate patience is whole again, and only a new lowest loss counts: 0.75 is none
+    used = rates(Regime(), [0.7, *[0.8] * 5, 0.75, 0.8, 0.8, 0.8, 0.8, 0.6, 0.8])
+    assert used == pytest.approx([0.05] * 6 + [0.05 / 3] * 5 + [0.05 / 9] * 2)
+
+
+def test_plateau_with_other_numbers():
+    regime = Regime(lr=1.0, patience=2, factor=10, floor=0.01)
+    # 1, 1, 1, then 0.1 twice, then 0.01 twice, which is not below the floor; 0.001 is
+    assert rates(regime, [1.0] * 50) == pytest.approx([1, 1, 1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_losses_that_are_not_numbers_are_never_better():
+    assert rates(Regime(patience=2), [math.nan, math.nan, 1.0, math.inf, math.nan]) == pytest.approx(
+        [0.05] * 2 + [0.05 / 3] * 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "formula"),
+    [
+        ({"schedule": "constant"}, lambda e: 0.2),
+        ({"schedule": "step", "gamma": 0.5, "every": 3}, lambda e: 0.2 * 0.5 ** (e // 3)),
+        ({"schedule": "exponential", "gamma": 0.9}, lambda e: 0.2 * 0.9**e),
+        ({"schedule": "cosine", "epochs": 12}, lambda e: 0.1 * (1 + math.cos(math.pi * e / 12))),
+    ],
+)
+def test_schedules_of_the_epoch(changes, formula):
+    used = rates(Regime(lr=0.2, **changes), [1.0] * 12)
+    assert used == pytest.approx([formula(e) for e in range(12)])
+
+
+def test_cosine_by_hand():
+    used = rates(Regime(lr=0.8, schedule="cosine", epochs=4), [1.0] * 4)
+    assert used == pytest.approx([0.8, 0.4 * (1 + math.sqrt(0.5)), 0.4, 0.4 * (1 - math.sqrt(0.5))])
+
+
+def test_decay_from_task_to_task():
+    regime = Regime(lr=0.1, batch=64, task_lr_decay=0.4, task_batch_decay=0.5)
+    expected = [0.1, 0.04, 0.016, 0.0064, 0.00256]
+    assert [regime.at(t).lr for t in range(5)] == pytest.approx(expected)
+    assert [regime.at(t).batch for t in range(9)] == [64, 32, 16, 8, 4, 2, 1, 1, 1]
+    assert [regime.at(t).lr for t in (8, 9, 40)] == pytest.approx([0.1 * 0.4**8, 5e-5, 5e-5])  # 0.1 * 0.4^9 = 2.6e-5
+    assert regime.at(0) == regime
+    assert Regime(batch=10, task_batch_decay=0.77).at(1).batch == 8  # 7.7, rounded
+
+
+def test_the_floor_of_the_decay_never_raises_the_rate():
+    assert Regime(lr=1e-5, task_lr_decay=0.5).at(3).lr == pytest.approx(1e-5)
+    assert Regime(lr=1e-5).at(3).lr == 1e-5
+    assert Regime(lr=0.1, task_lr_decay=0.1, task_lr_floor=0.02).at(1).lr == pytest.approx(0.02)
+    assert Regime(lr=0.1, task_lr_decay=0.1, task_lr_floor=0.0).at(5).lr == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("epochs", 0, "at least 1, not 0"),
+        ("epochs", 1.5, "a whole number, not 1.5"),
+        ("batch", 0, "at least 1, not 0"),
+        ("optimizer", "sdg", "one of 'sgd', 'momentum', 'adam', 'adamw', not 'sdg'"),
+        ("lr", 0.0, "greater than 0, not 0.0"),
+        ("lr", math.nan, "a finite number, not nan"),
+        ("momentum", 1.0, "at most 0.9999, not 1.0"),
+        ("weight_decay", -0.1, "at least 0, not -0.1"),
+        ("keep_state", 1, "true or false, not 1"),
+        ("schedule", "linear", "one of 'plateau', 'constant', 'step', 'exponential', 'cosine', not 'linear'"),
+        ("patience", 0, "at least 1, not 0"),
+        ("factor", 1.0, "greater than 1, not 1.0"),
+        ("floor", -1e-4, "at least 0, not -0.0001"),
+        ("gamma", 1.1, "at most 1, not 1.1"),
+        ("gamma", 0.0, "greater than 0, not 0.0"),
+        ("every", 0, "at least 1, not 0"),
+        ("clip", -1.0, "at least 0, not -1.0"),
+        ("task_lr_decay", 0.0, "greater than 0, not 0.0"),
+        ("task_lr_decay", 1.5, "at most 1, not 1.5"),
+        ("task_lr_floor", -1.0, "at least 0, not -1.0"),
+        ("task_batch_decay", 2.0, "at most 1, not 2.0"),
+    ],
+)
+def test_values_out_of_range(name, value, message):
+    with pytest.raises(ValueError, match=f"^{name} must be {message}$"):
+        Regime(**{name: value})
+
+
+# Optimizers: softmax regression on all examples at once, in float64
+
+
+class Reference:
+    """Weights and biases as numpy arrays, moved by the update rules as their papers write them."""
+
+    def __init__(self, net, regime):
+        self.values = [p.detach().double().numpy().copy() for p in (net.heads[0].weight, net.heads[0].bias)]
+        self.regime = regime
+        self.clipped = 0
+        self.forget()
+
+    def forget(self):
+        self.step, self.m, self.v = 0, [0.0, 0.0], [0.0, 0.0]
+
+    def gradients(self, x, y):
+        w, b = self.values
+        power = np.exp(x @ w.T + b)
+        wrong = power / power.sum(1, keepdims=True) - np.eye(len(b))[y]
+        grads = [wrong.T @ x / len(x), wrong.mean(0)]
+        norm = math.sqrt(sum((g**2).sum() for g in grads))
+        self.clipped += norm > self.regime.clip
+        return [g * min(1, self.regime.clip / norm) for g in grads]
+
+    def update(self, x, y, lr):
+        r, decay = self.regime, self.regime.weight_decay
+        self.step += 1
+        for k, g in enumerate(self.gradients(x, y)):
+            w = self.values[k]
+            if r.optimizer == "adamw":
+                w = w - lr * decay * w
+            else:
+                g = g + decay * w
+            if r.optimizer == "sgd":
+                w = w - lr * g
+            elif r.optimizer == "momentum":
+                self.m[k] = r.momentum * self.m[k] + g
+                w = w - lr * self.m[k]
+            else:
+                self.m[k] = 0.9 * self.m[k] + 0.1 * g
+                self.v[k] = 0.999 * self.v[k] + 0.001 * g**2
+                m, v = self.m[k] / (1 - 0.9**self.step), self.v[k] / (1 - 0.999**self.step)
+                w = w - lr * m / (np.sqrt(v) + 1e-8)
+            self.values[k] = w
+
+
+def regression(index=0, examples=8):
+    """A task of vectors, all for training, whose gradients are large at first and small later."""
+    draw = np.random.RandomState(index)
+    x, y = draw.normal(size=(examples, 3)), np.arange(examples) % 3
+    x[:, 0] += 2 * y
+    return Task.from_arrays(index, f"task {index}", x, y, x, y, valid=0)
+
+
+def linear(heads="shared", tasks=2):
+    return Network(nn.Flatten(), [3] * tasks, torch.zeros(2, 3), heads=heads)
+
+
+def data(task):
+    return task.test.x.double().numpy(), task.test.y.numpy()
+
+
+def assert_same(net, reference):
+    for p, expected in zip((net.heads[0].weight, net.heads[0].bias), reference.values, strict=True):
+        np.testing.assert_allclose(p.detach().numpy(), expected, rtol=2e-5, atol=2e-6)
+
+
+OPTIMIZERS = [
+    {"optimizer": "sgd", "lr": 0.3},
+    {"optimizer": "sgd", "lr": 0.3, "weight_decay": 0.1},
+    {"optimizer": "momentum", "lr": 0.2, "momentum": 0.8},
+    {"optimizer": "momentum", "lr": 0.2, "momentum": 0.8, "weight_decay": 0.1},
+    {"optimizer": "adam", "lr": 0.05},
+    {"optimizer": "adam", "lr": 0.05, "weight_decay": 0.1},
+    {"optimizer": "adamw", "lr": 0.05},
+    {"optimizer": "adamw", "lr": 0.05, "weight_decay": 0.1},
+]
+
+
+def name_of(changes):
+    return " ".join(map(str, changes.values()))
+
+
+@pytest.mark.parametrize("changes", OPTIMIZERS, ids=name_of)
+def test_five_steps_of_every_optimizer(changes):
+    regime = Regime(epochs=5, batch=8, schedule="step", gamma=0.5, every=2, clip=0.7, **changes)
+    net, task = linear(), regression()
+    reference = Reference(net, regime)
+    Trainer(regime)(Method(net), task)
+    for epoch in range(5):
+        reference.update(*data(task), regime.lr * 0.5 ** (epoch // 2))
+    assert_same(net, reference)
+    assert reference.clipped  # the clipping was tested as well
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("changes", [OPTIMIZERS[3], OPTIMIZERS[5], OPTIMIZERS[7]], ids=name_of)
+def test_state_is_fresh_for_every_task_or_kept(changes, keep):
+    regime = Regime(epochs=3, batch=8, schedule="constant", clip=0.7, keep_state=keep, **changes)
+    net, fit = linear(), Trainer(regime)
+    reference, method = Reference(net, regime), Method(net)
+    for task in (regression(0), regression(1)):
+        method.learn(task, fit)
+        if not keep:
+            reference.forget()
+        for _ in range(3):
+            reference.update(*data(task), regime.lr)
+    assert_same(net, reference)
+
+
+def test_a_kept_state_belongs_to_one_method():
+    regime = Regime(epochs=2, batch=8, optimizer="momentum", schedule="constant", keep_state=True)
+    fit, nets = Trainer(regime), [linear(), linear()]
+    for net in nets:
+        Method(net).learn(regression(), fit)
+    torch.testing.assert_close(nets[0].heads[0].weight, nets[1].heads[0].weight)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
+def test_heads_of_other_tasks_do_not_move(optimizer):
+    net = linear("multi")
+    fit = Trainer(Regime(epochs=3, optimizer=optimizer, weight_decay=0.1, keep_state=True, schedule="constant"))
+    Method(net).learn(regression(0), fit)
+    before = net.heads[0].weight.clone()
+    Method(net).learn(regression(1), fit)
+    assert torch.equal(net.heads[0].weight, before)
+
+
+def test_clipping_bounds_the_step():
+    def moved(clip):
+        net = linear()
+        before = torch.cat([p.detach().flatten() for p in net.parameters()])
+        Trainer(Regime(epochs=1, batch=8, lr=1.0, clip=clip))(Method(net), regression())
+        return (torch.cat([p.detach().flatten() for p in net.parameters()]) - before).norm().item()
+
+    free = moved(0.0)
+    assert free > 0.5
+    assert moved(0.01) == pytest.approx(0.01, rel=1e-3)
+    assert moved(0.1) == pytest.approx(0.1, rel=1e-3)
+    assert moved(1e4) == free
+
+
+def test_plain_parameters_take_sgd_steps_of_their_own():
+    class WithGate(Method):
+        def __init__(self, net):
+            super().__init__(net)
+            self.gate = nn.Parameter(torch.tensor([1.0, 2.0]))
+            self.register_buffer("pull", torch.tensor([100.0, -300.0]))
+
+        def learn(self, task, fit):
+            fit(self, task, plain={self.gate: 0.01})
+
+        def loss(self, batch):
+            return super().loss(batch) + (self.gate * self.pull).sum()
+
+    regime = Regime(
+        epochs=3, batch=8, optimizer="adamw", lr=0.05, weight_decay=0.1, schedule="exponential", gamma=0.5, clip=0.7
+    )
+    net = linear()
+    reference, method = Reference(net, regime), WithGate(net)
+    method.learn(regression(), Trainer(regime))
+    # rates 0.01, 0.005, 0.0025: 1 - 0.0175 * 100 and 2 + 0.0175 * 300, neither decayed nor clipped
+    np.testing.assert_allclose(method.gate.detach(), [1 - 1.75, 2 + 5.25], rtol=1e-5)
+    for epoch in range(3):
+        reference.update(*data(regression()), 0.05 * 0.5**epoch)  # the weights don't notice
+    assert_same(net, reference)
+
+
+def test_changes_are_for_one_fit():
+    regime = Regime(epochs=4, batch=8, lr=0.3, task_lr_decay=0.5, schedule="constant")
+    fit, method = Trainer(regime), Method(linear())
+    fitted = [fit(method, regression(1), lr=0.7, epochs=2), fit(method, regression(1))]
+    assert [e.lr for e in fitted[0].epochs] == [0.7, 0.7]
+    assert [e.lr for e in fitted[1].epochs] == [0.15] * 4
+    assert fit.fits == fitted
+    with pytest.raises(ValueError, match="epochs must be at least 1, not 0"):
+        fit(method, regression(1), epochs=0)
+
+
+# Batches
+
+
+def batches(method, task, monkeypatch, regime, seed=0, fit=None):
+    """The numbers of the examples of every step."""
+    seen = []
+    fetch, batch = Split.fetch, Split.batch
+
+    def fetched(split, index):
+        seen.append(index.tolist())
+        return fetch(split, index)
+
+    def made(split, parts, step, steps, size):
+        seen[-1] = (seen[-1], int(step), int(steps))
+        return batch(split, parts, step, steps, size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Split, "fetch", fetched)
+        patch.setattr(Split, "batch", made)
+        method.learn(task, fit or Trainer(regime, seed=seed))
+    return seen
+
+
+def mlp():
+    return Network(
+        nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Dropout(0.5)), [3] * 3, torch.zeros(2, 1, 4, 4)
+    )
+
+
+def test_every_epoch_sees_every_example_once(monkeypatch):
+    task = toy_tasks(1)[0]  # 48 examples for training
+    seen = batches(Method(mlp()), task, monkeypatch, Regime(epochs=3, batch=20))
+    assert [(len(index), step, steps) for index, step, steps in seen] == [(20, 0, 3), (20, 1, 3), (8, 2, 3)] * 3
+    epochs = [[n for index, _, _ in seen[k : k + 3] for n in index] for k in (0, 3, 6)]
+    for order in epochs:
+        assert sorted(order) == list(range(48))
+    assert len({tuple(order) for order in epochs}) == 3
+
+
+def test_methods_at_one_seed_see_the_same_batches(monkeypatch):
+    tasks, regime = toy_tasks(2), Regime(epochs=2, batch=16)
+    for task in tasks:
+        torch.rand(7)  # what others draw does not matter
+        plain = batches(Method(mlp()), task, monkeypatch, regime)
+        assert batches(HAT(mlp()), task, monkeypatch, regime) == plain
+        assert batches(Method(mlp()), task, monkeypatch, regime, seed=1) != plain
+    assert batches(Method(mlp()), tasks[0], monkeypatch, regime) != batches(Method(mlp()), tasks[1], monkeypatch, regime)
+
+
+def test_one_trainer_for_two_methods_shows_both_the_same_batches(monkeypatch):
+    task, regime = toy_tasks(1)[0], Regime(epochs=1, batch=16)
+    fit = Trainer(regime)
+    first = batches(Method(mlp()), task, monkeypatch, regime, fit=fit)
+    assert batches(Method(mlp()), task, monkeypatch, regime, fit=fit) == first
+
+
+def test_dropout_follows_the_seed_alone():
+    def trained(seed):
+        net = mlp()
+        with torch.no_grad():
+            for p in net.parameters():
+                p.copy_(torch.linspace(-1, 1, p.numel()).view_as(p))
+        torch.rand(np.random.randint(10))
+        Method(net).learn(toy_tasks(1)[0], Trainer(Regime(epochs=2, batch=1000), seed=seed))
+        return net.heads[0].weight.detach()
+
+    assert torch.equal(trained(0), trained(0))
+    assert not torch.equal(trained(0), trained(1))
+
+
+def test_the_loss_of_an_epoch_is_the_mean_over_its_examples():
+    class Known(Method):
+        def loss(self, batch: Batch):
+            return super().loss(batch) * 0 + batch.y.float().mean()
+
+    task = regression(examples=7)  # labels 0 1 2 0 1 2 0: mean 6 / 7, whatever the batches
+    fitted = Trainer(Regime(epochs=1, batch=3))(Known(linear()), task)
+    assert fitted.epochs[0].loss == pytest.approx(6 / 7)
+    assert fitted.epochs[0].valid_loss is None
+
+
+# Which weights a fit ends with
+
+
+def contrary():
+    """A task whose validation labels contradict its training labels: the more is learned, the worse."""
+    task = toy_tasks(1)[0]
+    return replace(task, valid=replace(task.train, y=(task.train.y + 1) % 3))
+
+
+def weights(regime, task):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Network(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16)), [3], torch.zeros(2, 1, 4, 4))
+    fitted = Trainer(regime)(Method(net), task)
+    return {name: value.clone() for name, value in net.state_dict().items()}, fitted
+
+
+def assert_equal(a, b):
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_best_weights_are_restored():
+    task = contrary()
+    best, fitted = weights(Regime(epochs=6, schedule="constant"), task)
+    losses = [e.valid_loss for e in fitted.epochs]
+    assert losses == sorted(losses)  # it only got worse
+    assert fitted.best == 0
+    one, _ = weights(Regime(epochs=1, schedule="constant"), task)
+    assert_equal(best, one)  # the statistics of the batch norm are restored as well
+    last, fitted = weights(Regime(epochs=6, schedule="constant", restore=False), task)
+    assert fitted.best == 5
+    assert not torch.equal(last["heads.0.weight"], one["heads.0.weight"])
+
+
+def test_the_last_weights_stay_when_they_are_the_best():
+    task = toy_tasks(1)[0]
+    best, fitted = weights(Regime(epochs=4, schedule="constant"), task)
+    assert fitted.best == 3
+    last, _ = weights(Regime(epochs=4, schedule="constant", restore=False), task)
+    assert_equal(best, last)
+
+
+def test_without_validation_data_the_last_weights_stay():
+    task = regression()
+    method = Method(linear())
+    fitted = Trainer(Regime(epochs=5, batch=8, lr=3.0, schedule="constant"))(method, task)
+    other = Method(linear())
+    Trainer(Regime(epochs=5, batch=8, lr=3.0, schedule="constant", restore=False))(other, task)
+    assert torch.equal(method.net.heads[0].weight, other.net.heads[0].weight)
+    assert fitted.best == 4
+
+
+def test_a_whole_plateau_training():
+    class Flat(Method):
+        def loss(self, batch: Batch):
+            return super().loss(batch) * 0 + 1
+
+    fitted = Trainer()(Flat(linear()), regression())
+    assert len(fitted.epochs) == 31
+    assert fitted.epochs[-1].lr == pytest.approx(0.05 / 3**5)
+
+
+def test_progress_is_told_of_every_epoch():
+    told = []
+    fit = Trainer(Regime(epochs=3), progress=lambda moment: told.append((moment.task.name, len(moment.fitted.epochs))))
+    Method(linear()).learn(regression(), fit)
+    assert told == [("task 0", 1), ("task 0", 2), ("task 0", 3)]
+
+
+def test_gradients_are_gone_after_a_fit():
+    method = Method(linear())
+    method.learn(regression(), Trainer(Regime(epochs=1)))
+    assert all(p.grad is None for p in method.parameters())
+
+
+def test_nothing_to_train():
+    net = linear()
+    for p in net.parameters():
+        p.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"'task 0'.*no parameter to train"):
+        Method(net).learn(regression(), Trainer(Regime(epochs=1)))
+
+
+# A loss that is not finite
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite(value):
+    class Broken(Method):
+        def loss(self, batch: Batch):
+            return super().loss(batch) * value
+
+    with pytest.raises(Diverged, match=rf"'task 0', epoch 1, step 1 of 1: the loss is {value}; no update had been made"):
+        Broken(linear()).learn(regression(), Trainer(Regime(epochs=2)))
+
+
+def test_a_rate_that_is_too_large():
+    with pytest.raises(Diverged, match=r"the learning rate is too large: try one under 1e\+30"):
+        Method(mlp()).learn(toy_tasks(1)[0], Trainer(Regime(lr=1e30, clip=0.0, epochs=3)))
+
+
+def test_weights_that_the_very_last_step_spoiled_are_noticed():
+    # one step: its loss is finite, what it leaves is not
+    with pytest.raises(Diverged):
+        Method(mlp()).learn(toy_tasks(1)[0], Trainer(Regime(lr=1e38, clip=0.0, epochs=1, batch=1000)))
+
+
+def test_a_kept_state_of_another_optimizer_is_not_used():
+    tasks = toy_tasks(2)
+    method, fit = Method(mlp()), Trainer(Regime(epochs=1, optimizer="momentum", keep_state=True))
+    method.learn(tasks[0], fit)
+    fit(method, tasks[1], optimizer="adam")
+    assert "exp_avg" in fit.past[method].kept["net.heads.1.weight"]
