@@ -30,7 +30,7 @@ from hatrack.cli.values import (
 from hatrack.engine.choice import ENGINES, PRECISIONS
 from hatrack.experiments import demo
 from hatrack.experiments.parallel import carry_out
-from hatrack.experiments.run import Run, journal_of, stopped_runs
+from hatrack.experiments.run import Run, folder_of, stopped_runs
 from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
 from hatrack.networks import NETWORKS
@@ -208,7 +208,7 @@ def _run(
     wanted = parse_seeds(seeds) if seeds is not None else [seed or 0]
     given = chosen.pop("regime")
     regime = Regime(**given)
-    regime.check_effect(given, method, METHODS[method].instead)
+    regime.check_effect(given, method, METHODS[method].replaces)
     own = chosen.pop("")
     runs = [Run(benchmark, method, s, network=network, regime=regime, **own, **chosen) for s in wanted]
     how = {"engine": choose("engine", engine, ENGINES), "precision": choose("precision", precision, PRECISIONS)}
@@ -219,7 +219,7 @@ def _carry_out(runs: Sequence[Run], out: Path, *, again: bool, parallel: int, **
     """Run them, then print the table."""
     if parallel < 1:
         raise ValueError(f"--parallel must be at least 1, not {parallel}")
-    there = 0 if again else sum(journal_of(spec, out).done for spec in runs)
+    there = 0 if again else sum(folder_of(spec, out).done for spec in runs)
     records = carry_out(runs, out, again=again, parallel=parallel, **how)
     for setting in settings(records):
         Console().print(terminal(setting))

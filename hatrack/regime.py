@@ -1,9 +1,9 @@
-"""How every task is trained: a Regime, and the pace at which its learning rate falls."""
+"""How every task is trained: a Regime, and the schedule of its learning rate."""
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from hatrack.options import Option, check, parameters
 
@@ -54,11 +54,11 @@ class Regime:
             if parameter.type is float:
                 object.__setattr__(self, name, float(getattr(self, name)))
 
-    def check_effect(self, given: Iterable[str], method: str, instead: Mapping[str, str]) -> None:
+    def check_effect(self, given: Iterable[str], method: str, replaces: Mapping[str, str]) -> None:
         """An error if one of these options, for which somebody chose a value, does nothing: see `Method.instead`."""
         for name in given:
-            if name in instead:
-                flag, other = (word.replace("_", "-") for word in (name, instead[name]))
+            if name in replaces:
+                flag, other = (word.replace("_", "-") for word in (name, replaces[name]))
                 raise ValueError(f"--{flag} does nothing with {method}, which has --{other} instead")
             of, choices = BELONGS.get(name, ("", ()))
             if of and (chosen := getattr(self, of)) not in choices:
@@ -93,26 +93,35 @@ class Regime:
         return 2 * (1 + (self.momentum if self.optimizer == "momentum" else 0)) / self.lr
 
 
-class Pace:
+class LRSchedule:
     """The learning rate from epoch to epoch, and when to stop."""
 
     def __init__(self, regime: Regime) -> None:
         self.regime, self.lr, self.patience = regime, regime.lr, regime.patience
         self.lowest = math.inf
-        self.over = False
+        self.finished = False
 
     def start(self, epoch: int) -> float:
-        """The rate of this epoch."""
+        """Begin an epoch and return its learning rate."""
         if self.regime.schedule != "plateau":
             self.lr = self.regime.lr_at(epoch)
         return self.lr
 
     def end(self, loss: float) -> bool:
-        """Take note of the loss that the epoch ended with; is it the lowest so far?"""
+        """End an epoch with this loss and return whether it is the lowest so far."""
         better = loss < self.lowest
         self.lowest = min(self.lowest, loss)
         self.patience = self.regime.patience if better else self.patience - 1
         if self.regime.schedule == "plateau" and not self.patience:
             self.lr, self.patience = self.lr / self.regime.factor, self.regime.patience
-            self.over = self.lr < self.regime.floor
+            self.finished = self.lr < self.regime.floor
         return better
+
+    def state(self) -> dict[str, Any]:
+        """Everything that later epochs depend on, under the names that saved states have."""
+        return {"lr": self.lr, "patience": self.patience, "lowest": self.lowest, "over": self.finished}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.lr, self.patience, self.lowest = state["lr"], state["patience"], state["lowest"]
+        self.finished = state["over"]

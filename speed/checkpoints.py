@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from hatrack import Method, Regime, Run, Task, Trainer
-from hatrack.experiments import run
+from hatrack import Method, Regime, Run, Task, Trainer, run
 from hatrack.experiments.run import build
-from hatrack.training.checkpoint import Journal
+from hatrack.training.checkpoint import Checkpointer
 
 MINUTES = 5.0  # the default of --save-every
 LIMIT = 0.02  # of the run time
@@ -37,23 +36,23 @@ def seconds(work: Callable[[], object], times: int = 5) -> float:
 def single(spec: Run, folder: Path) -> dict[str, tuple[float, float]]:
     """Seconds and megabytes of a step and of each kind of save, while the second task is learned."""
     tasks, method = build(spec)
-    journal, found = Journal(folder / "one.part", spec.spec), dict[str, tuple[float, float]]()
+    checkpointer, found = Checkpointer(folder / "one.part", spec.spec), dict[str, tuple[float, float]]()
     trainer = Trainer(spec.regime)
     method.learn(tasks[0], Trainer(Regime(epochs=1)))
 
     def megabytes() -> float:
-        return max(file.stat().st_size for file in journal.folder.iterdir()) / 1e6
+        return max(file.stat().st_size for file in checkpointer.folder.iterdir()) / 1e6
 
     def fit(method: Method, task: Task, **how: Any) -> None:
         course = trainer.start(method, task, **how)
         start = time.perf_counter()
         course.epoch()  # from now on it has a best state, which is saved as well
         found["a step"] = (time.perf_counter() - start) / len(course.losses), 0.0
-        found["after a step, if nothing is saved"] = seconds(lambda: journal.tick(course), 10_000), 0.0
-        found["a fit under way"] = seconds(lambda: journal.keep(course)), megabytes()
-        journal.begin(2, method, trainer, {})
-        found["the beginning of a task"] = seconds(lambda: journal.begin(2, method, trainer, {})), megabytes()
-        found["the end of a fit"] = seconds(lambda: journal.keep(course, ended=True)), megabytes()
+        found["after a step, if nothing is saved"] = seconds(lambda: checkpointer.after_step(course), 10_000), 0.0
+        found["a fit under way"] = seconds(lambda: checkpointer.save_fit(course)), megabytes()
+        checkpointer.begin_task(2, method, trainer, {})
+        found["the beginning of a task"] = seconds(lambda: checkpointer.begin_task(2, method, trainer, {})), megabytes()
+        found["the end of a fit"] = seconds(lambda: checkpointer.save_fit(course, ended=True)), megabytes()
 
     method.learn(tasks[1], fit)
     return found
@@ -61,7 +60,7 @@ def single(spec: Run, folder: Path) -> dict[str, tuple[float, float]]:
 
 def timed(spec: Run, out: Path | None) -> tuple[float, float]:
     """Processor seconds of a run, and the share of its time that goes into saves."""
-    spent, begin, keep = [0.0], Journal.begin, Journal.keep
+    spent, begin, keep = [0.0], Checkpointer.begin_task, Checkpointer.save_fit
 
     def watched(function: Callable[..., None]) -> Callable[..., None]:
         def work(*args: Any, **how: Any) -> None:
@@ -71,12 +70,12 @@ def timed(spec: Run, out: Path | None) -> tuple[float, float]:
 
         return work
 
-    Journal.begin, Journal.keep = watched(begin), watched(keep)  # type: ignore[method-assign]
+    Checkpointer.begin_task, Checkpointer.save_fit = watched(begin), watched(keep)  # type: ignore[method-assign]
     start, processor = time.perf_counter(), time.process_time()
     try:
         run(spec, out, save_every=MINUTES)
     finally:
-        Journal.begin, Journal.keep = begin, keep  # type: ignore[method-assign]
+        Checkpointer.begin_task, Checkpointer.save_fit = begin, keep  # type: ignore[method-assign]
     return time.process_time() - processor, spent[0] / (time.perf_counter() - start)
 
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from hatrack import METHODS, NETWORKS, Method, Network, Regime, Split, Task, Trainer
 from hatrack.engine.choice import PAYS, Precision, choose_engine
 from hatrack.engine.interleaving import side_by_side
-from hatrack.engine.precision import numbers
+from hatrack.engine.precision import precision_scope
 from hatrack.engine.recorded import own_stream
 from hatrack.seeds import seeded
 from hatrack.tasks.batches import count_batches
-from hatrack.tasks.device import move
-from hatrack.training.fit_loop import Course
+from hatrack.tasks.device import all_to_device
+from hatrack.training.fit_loop import FitLoop
 from speed.authors import Authors, GatedAlexNet
 from speed.clock import WARM, Contest, Row, Turn, in_turns, timed
 from speed.loops import BATCH, CLASSES, LOOPS, noise, perceptron
@@ -51,7 +51,7 @@ class Pair:
             x = x if raw else x.float() / 255
             share = valid if number == self.task - 1 else 0.0
             found.append(Task.from_arrays(number, f"noise {number}", x, y, x[:BATCH], y[:BATCH], valid=share))
-        return move(found, device)
+        return all_to_device(found, device)
 
     def prepare(self, tasks: list[Task], seed: int = 0) -> Method:
         """The method after all tasks but the last."""
@@ -102,7 +102,7 @@ def usual(device: torch.device) -> tuple[str, ...]:
 
 
 def within_learn(
-    fits: list[tuple[Method, Task, Trainer]], then: Callable[[list[Course]], None], begun: tuple[Course, ...] = ()
+    fits: list[tuple[Method, Task, Trainer]], then: Callable[[list[FitLoop]], None], begun: tuple[FitLoop, ...] = ()
 ) -> None:
     """Call `then` with a course for each fit, all begun and none ended: every method is in the midst of its `learn`."""
     if not fits:
@@ -135,7 +135,7 @@ def small(pair: Pair, engines: list[str], steps: int, rounds: int) -> tuple[Cont
     turns: dict[str, Turn] = {PLAIN: _plain(pair, tasks)}
     versions: dict[str, str] = {}
 
-    def measure(courses: list[Course]) -> None:
+    def measure(courses: list[FitLoop]) -> None:
         mine = {named(e): timed(c.epoch, CPU) for e, c in zip(able, courses, strict=True)}
         rows[:0] = in_turns(mine | turns, rounds, steps)
 
@@ -169,7 +169,7 @@ def large(engines: list[str], device: torch.device, count: int, rounds: int, don
     steps = count_batches(len(task.train), BATCH)
     sizes = f"a whole epoch: {len(task.train)} images to train on, {len(task.valid)} to validate"
 
-    def measure(courses: list[Course]) -> None:
+    def measure(courses: list[FitLoop]) -> None:
         for what, theirs, part, unit, per in (
             ("training", lambda: authors.train(1, *train), lambda c: c._pass(len(c.fitted.epochs)), "step", steps),
             (sizes, lambda: authors.epoch(1, train, valid), lambda c: c.epoch(), "epoch", 1),
@@ -178,7 +178,7 @@ def large(engines: list[str], device: torch.device, count: int, rounds: int, don
             rows = in_turns(mine | {AUTHORS: timed(theirs, device)}, rounds, per) + without
             done(Contest(f"{alexnet(device)}: {what}", unit, rows, usual(device)))
 
-    with numbers("tf32", device), own_stream(device):
+    with precision_scope("tf32", device), own_stream(device):
         within_learn(fits, measure)
 
 
@@ -217,11 +217,11 @@ def fleet(engine: str, seeds: int, device: torch.device, precision: Precision, e
                 stamps[seed].append(time.perf_counter())
             course.close()
 
-        with numbers(precision, device):
+        with precision_scope(precision, device):
             methods[seed].learn(tasks[-1], fit)
 
     methods = [HAT.prepare(tasks, seed) for seed in range(seeds)]
-    with numbers(precision, device):
+    with precision_scope(precision, device):
         side_by_side([lambda seed=seed: work(seed) for seed in range(seeds)], device, seeds)
     steps = count_batches(len(tasks[-1].train), BATCH)
     return Row(in_fleet(engine, seeds, precision), [1 / (steps * together(stamps, WARM))])

@@ -35,7 +35,7 @@ class Anchored(Method):
         """All weights of the trunk as one vector."""
         return torch.cat([p.flatten() for p in self.net.trunk.parameters()])
 
-    def learn(self, task: Task, fit: Fit) -> None:
+    def learn_task(self, task: Task, fit: Fit) -> None:
         fit(self, task)
         self.anchor.copy_(self.weights().detach())
         self.pull.fill_(self.strength)

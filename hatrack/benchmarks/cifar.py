@@ -10,9 +10,9 @@ from hatrack.benchmarks.mnist import consecutive, label_group
 from hatrack.datasets import sources
 from hatrack.datasets.sources import Valid
 from hatrack.options import Option, check
-from hatrack.tasks.arrays import normal
+from hatrack.tasks.arrays import normalisation
 from hatrack.tasks.task import Task
-from hatrack.tasks.transform import View
+from hatrack.tasks.transform import Transform
 
 SHAPE = (3, 32, 32)
 MEAN = (125.3 / 255, 123.0 / 255, 113.9 / 255)  # of CIFAR-10; 001's code uses them for CIFAR-100 too
@@ -31,21 +31,21 @@ def cifar(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> li
     groups += [("cifar100", labels) for labels in consecutive(100, 20)]
     order = np.arange(len(groups))
     np.random.RandomState(seed).shuffle(order)
-    return _tasks([groups[number] for number in order.tolist()], normal(SHAPE, MEAN, STD), valid, augment, seed)
+    return _tasks([groups[number] for number in order.tolist()], normalisation(SHAPE, MEAN, STD), valid, augment, seed)
 
 
 def cifar10_5(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> list[Task]:
     """CIFAR-10 as five tasks of 2 classes, in the order of the labels (003)."""
     check(cifar10_5, locals())
     groups: list[Group] = [("cifar10", labels) for labels in consecutive(10, 2)]
-    return _tasks(groups, normal(SHAPE, MEAN, STD), valid, augment, seed)
+    return _tasks(groups, normalisation(SHAPE, MEAN, STD), valid, augment, seed)
 
 
 def cifar100_5(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> list[Task]:
     """CIFAR-100 as five tasks of 20 classes, in the order of the labels (003)."""
     check(cifar100_5, locals())
     groups: list[Group] = [("cifar100", labels) for labels in consecutive(100, 20)]
-    return _tasks(groups, normal(SHAPE, MEAN, STD), valid, augment, seed)
+    return _tasks(groups, normalisation(SHAPE, MEAN, STD), valid, augment, seed)
 
 
 def cifar100_20(
@@ -62,14 +62,14 @@ def cifar100_20(
     check(cifar100_20, locals())
     order = np.random.RandomState(seed).permutation(100) if labels == "random" else np.arange(100)
     groups: list[Group] = [("cifar100", group) for group in order.reshape(20, 5).tolist()]
-    return _tasks(groups, normal(SHAPE, 0.0, 1.0), valid, augment, seed)
+    return _tasks(groups, normalisation(SHAPE, 0.0, 1.0), valid, augment, seed)
 
 
-def _tasks(groups: Sequence[Group], view: View, valid: float, augment: bool, seed: int) -> list[Task]:
+def _tasks(groups: Sequence[Group], transform: Transform, valid: float, augment: bool, seed: int) -> list[Task]:
     sources.require(*sorted({name for name, _ in groups}))
     made = []
     for k, (name, labels) in enumerate(groups):
-        made.append(label_group(sources.load(name), labels, k, f"{name} {_span(labels)}", view, valid, seed))
+        made.append(label_group(sources.load(name), labels, k, f"{name} {_span(labels)}", transform, valid, seed))
     return augmented(made) if augment else made
 
 

@@ -33,7 +33,7 @@ from hatrack.datasets.sources import Valid, read_arrays
 from hatrack.files import schema
 from hatrack.files.atomic import read_bytes
 from hatrack.options import Option, check, nearest
-from hatrack.tasks.arrays import store
+from hatrack.tasks.arrays import to_tensors
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import scaled
 
@@ -153,7 +153,7 @@ def _arrays(path: Path, entry: dict[str, Any]) -> tuple[tuple[Tensor, Tensor], t
     data = path.parent / entry["data"]
     with _named(path, entry):
         arrays = read_arrays(data)
-        parts = [store(f"{data}, {split}", arrays[f"x_{split}"], arrays[f"y_{split}"]) for split in ("train", "test")]
+        parts = [to_tensors(f"{data}, {split}", arrays[f"x_{split}"], arrays[f"y_{split}"]) for split in ("train", "test")]
     return parts[0], parts[1]
 
 

@@ -15,9 +15,9 @@ from hatrack.benchmarks.mnist import MEAN, STD, label_group
 from hatrack.datasets import sources
 from hatrack.datasets.sources import Data, Valid
 from hatrack.options import check
-from hatrack.tasks.arrays import normal
+from hatrack.tasks.arrays import normalisation
 from hatrack.tasks.task import Task
-from hatrack.tasks.transform import View
+from hatrack.tasks.transform import Transform
 
 COLOUR = (3, 32, 32)
 
@@ -65,30 +65,30 @@ def digits_and_clothes(seed: int = 0, *, data: Data = "full", valid: Valid = 0.1
     tasks: list[Task] = []
     for group in (range(3), range(3, 6), range(6, 9)):
         for kind, (name, mean, std) in kinds.items():
-            view, title = normal((1, 28, 28), mean, std), f"{kind} {group[0]}-{group[-1]}"
-            tasks.append(label_group(sources.load(name, data), group, len(tasks), title, view, valid, seed))
+            transform, title = normalisation((1, 28, 28), mean, std), f"{kind} {group[0]}-{group[-1]}"
+            tasks.append(label_group(sources.load(name, data), group, len(tasks), title, transform, valid, seed))
     return tasks
 
 
-def in_colour(shape: Sequence[int], norm: Norm) -> View:
+def in_colour(shape: Sequence[int], norm: Norm) -> Transform:
     """The view of gray or colour images as 3x32x32: gray on all three channels, small ones in a black frame."""
-    view = normal(COLOUR, *norm)
+    transform = normalisation(COLOUR, *norm)
     if tuple(shape) == COLOUR:
-        return view
+        return transform
     _, height, width = shape
     top, left = (COLOUR[1] - height) // 2, (COLOUR[2] - width) // 2
     pixels = torch.full(COLOUR, -1)
     pixels[:, top : top + height, left : left + width] = torch.arange(math.prod(shape)).reshape(*shape)
-    return replace(view, pixels=pixels.reshape(1, -1))
+    return replace(transform, pixels=pixels.reshape(1, -1))
 
 
 def measured(name: str) -> Norm:
     """Mean and standard deviation per channel of a training set as the network would see it; docs/benchmarks.md uses it."""
     images = sources.load(name).train[0]
-    view = in_colour(images.shape[1:], Norm(0.0, 1.0))
+    transform = in_colour(images.shape[1:], Norm(0.0, 1.0))
     sums = torch.zeros(2, COLOUR[0], dtype=torch.float64)
     for part in torch.split(images, 1000):
-        x = view(part).double()
+        x = transform(part).double()
         sums += torch.stack([x.sum((0, 2, 3)), x.square().sum((0, 2, 3))])
     mean, square = sums / (len(images) * COLOUR[1] * COLOUR[2])
     return Norm(mean.tolist(), (square - mean.square()).sqrt().tolist())
@@ -102,6 +102,6 @@ def _whole_sets(names: Sequence[str], valid: float, augment: bool, seed: int) ->
     tasks = []
     for k, name in enumerate(names[number] for number in order.tolist()):
         source = sources.load(name)
-        view = in_colour(source.train[0].shape[1:], NORMS[name])
-        tasks.append(Task.build(k, name, source.classes, source.train, source.test, view, valid=valid, seed=seed))
+        transform = in_colour(source.train[0].shape[1:], NORMS[name])
+        tasks.append(Task.build(k, name, source.classes, source.train, source.test, transform, valid=valid, seed=seed))
     return augmented(tasks) if augment else tasks

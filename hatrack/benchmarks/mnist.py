@@ -12,9 +12,9 @@ from torch import Tensor
 from hatrack.datasets import sources
 from hatrack.datasets.sources import Data, Source, Valid
 from hatrack.options import Option, check
-from hatrack.tasks.arrays import normal
+from hatrack.tasks.arrays import normalisation
 from hatrack.tasks.task import Task
-from hatrack.tasks.transform import View
+from hatrack.tasks.transform import Transform
 
 SHAPE = (1, 28, 28)
 MEAN, STD = 0.1307, 0.3081  # of the MNIST training set
@@ -102,10 +102,10 @@ def smnist(
     """Split MNIST: the digits in order, as two tasks of five (001) or five tasks of two."""
     check(smnist, locals())
     source = sources.load("mnist", data)
-    view = normal(SHAPE, MEAN, STD)
+    transform = normalisation(SHAPE, MEAN, STD)
     held = valid if validate_on == "held-out" else 0.0
     groups = enumerate(consecutive(10, 10 // tasks))
-    made = [label_group(source, group, k, f"digits {group[0]}-{group[-1]}", view, held, seed) for k, group in groups]
+    made = [label_group(source, group, k, f"digits {group[0]}-{group[-1]}", transform, held, seed) for k, group in groups]
     return _validated(made, validate_on)
 
 
@@ -114,7 +114,9 @@ def consecutive(classes: int, each: int) -> list[range]:
     return [range(low, low + each) for low in range(0, classes, each)]
 
 
-def label_group(source: Source, labels: Sequence[int], index: int, name: str, view: View, valid: float, seed: int) -> Task:
+def label_group(
+    source: Source, labels: Sequence[int], index: int, name: str, transform: Transform, valid: float, seed: int
+) -> Task:
     """The images of some classes as one task, relabelled from 0 in the order of `labels`; no image is copied."""
     new = torch.full((source.classes,), -1)
     new[list(labels)] = torch.arange(len(labels))
@@ -123,7 +125,9 @@ def label_group(source: Source, labels: Sequence[int], index: int, name: str, vi
         keep = (new[y] >= 0).nonzero().flatten()
         parts.append((x, new[y[keep]]))
         rows.append(keep)
-    return Task.build(index, name, len(labels), parts[0], parts[1], view, valid=valid, seed=seed, keep=(rows[0], rows[1]))
+    return Task.build(
+        index, name, len(labels), parts[0], parts[1], transform, valid=valid, seed=seed, keep=(rows[0], rows[1])
+    )
 
 
 def blocks(order: Tensor, size: int) -> Tensor:
@@ -164,11 +168,11 @@ def _seen_through(
 ) -> list[Task]:
     """The whole set as one task for each map of its pixels; no image is copied."""
     source = sources.load("mnist", data)
-    plain = normal(SHAPE, MEAN, STD) if normalise else normal(SHAPE, 0.0, 1.0)
+    plain = normalisation(SHAPE, MEAN, STD) if normalise else normalisation(SHAPE, 0.0, 1.0)
     made = []
     for k, (pixels, name) in enumerate(zip(maps, names, strict=True)):
-        view = replace(plain, pixels=pixels[None])
-        made.append(Task.build(k, name, source.classes, source.train, source.test, view, valid=valid, seed=seed))
+        transform = replace(plain, pixels=pixels[None])
+        made.append(Task.build(k, name, source.classes, source.train, source.test, transform, valid=valid, seed=seed))
     return made
 
 

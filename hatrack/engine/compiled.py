@@ -20,7 +20,7 @@ from torch.random import fork_rng
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hatrack.engine import decompositions as formulas
+from hatrack.engine import decompositions
 from hatrack.engine.decompositions import CHANGE_LAYOUT, FORMULAS
 
 Run = Callable[..., Tensor]
@@ -66,7 +66,7 @@ class Compiled:
     def _compile(self, inputs: tuple[Tensor, ...]) -> None:
         inputs = tuple(t.clone() for t in inputs)  # not views of something, which are other forms
         try:
-            graph, written = self._note(inputs)
+            graph, written = self._capture(inputs)
             everything = [*inputs, *self.tensors]
             if any(t.is_neg() or t.is_conj() for t in everything):
                 raise RuntimeError("a tensor is the negative or the conjugate of what lies in memory")
@@ -81,17 +81,17 @@ class Compiled:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             warnings.warn(f"steps are not compiled: {reason}", stacklevel=4)
 
-    def _note(self, inputs: tuple[Tensor, ...]) -> tuple[fx.GraphModule, Container[int]]:
+    def _capture(self, inputs: tuple[Tensor, ...]) -> tuple[fx.GraphModule, Container[int]]:
         """The operations, and the addresses of the memory that they write to. Some networks can't do with images whose
         channels are last in memory (`x.view(len(x), -1)`, `x.flatten(1).mul_(2)`): their convolutions stay as they are."""
         for table in (FORMULAS, {key: formula for key, formula in FORMULAS.items() if key not in CHANGE_LAYOUT}):
-            undone = Undone()  # type: ignore[no-untyped-call]
+            rollback = Rollback()  # type: ignore[no-untyped-call]
             try:
-                with _one_at_a_time, fork_rng(), undone, torch.enable_grad(), self.rule():
-                    graph, self.tensors = noted(self.function, inputs, table)
+                with _one_at_a_time, fork_rng(), rollback, torch.enable_grad(), self.rule():
+                    graph, self.tensors = capture(self.function, inputs, table)
                 if table is FORMULAS:
                     _check_copies(graph.graph)
-                return graph, undone.before
+                return graph, rollback.before
             except RuntimeError as error:
                 reason = error
         raise reason
@@ -117,7 +117,7 @@ def _compiled(graph: fx.GraphModule, inputs: list[Tensor], text: str) -> Run:
             return cast(Run, compile_fx(graph, forms, config_patches=options))
 
 
-def noted(
+def capture(
     function: Callable[..., Tensor], inputs: tuple[Tensor, ...], table: Mapping[Any, Callable[..., Any]] = FORMULAS
 ) -> tuple[fx.GraphModule, list[Tensor]]:
     """The operations of a call, as a function of its inputs and of all other tensors that it uses; and those tensors."""
@@ -126,7 +126,7 @@ def noted(
     try:
         module = make_fx(lambda *given: function(*given), decomposition_table=table)(*inputs)
     finally:
-        formulas.seen.clear()
+        decompositions.seen.clear()
     graph, tensors, places = module.graph, [], {}
     for node in reversed(graph.nodes):  # marks of the profiler, and what nobody reads
         if node.op == "call_function" and not node.users and not _matters(node):
@@ -213,7 +213,7 @@ def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
             tensor.copy_(old)
 
 
-class Undone(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Rollback(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The same for every tensor that an operation within it writes to."""
 
     def __enter__(self) -> Self:
@@ -231,10 +231,10 @@ class Undone(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for argument in filter(writes, func._schema.arguments):
             for tensor in tree_leaves(given.get(argument.name)):
                 if isinstance(tensor, Tensor):  # statistics may be None
-                    self._note(tensor)
+                    self._capture(tensor)
         return func(*args, **(kwargs or {}))
 
-    def _note(self, tensor: Tensor) -> None:
+    def _capture(self, tensor: Tensor) -> None:
         from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
         memory = tensor.untyped_storage()

@@ -6,12 +6,12 @@
 import torch
 from torch import Tensor, nn
 
-from hatrack.engine import decompositions as formulas
+from hatrack.engine import decompositions
 from hatrack.regime import Regime
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
 FUSED = {"adam": torch._fused_adam_, "adamw": torch._fused_adamw_}
-SPELLED = {"adam": formulas.adam, "adamw": formulas.adamw}
+SPELLED = {"adam": decompositions.adam, "adamw": decompositions.adamw}
 
 
 def fusable(weight: Tensor) -> bool:
@@ -24,7 +24,7 @@ def clip(weights: list[nn.Parameter], limit: float) -> None:
     """Gradients whose norm, all taken together, is larger than the limit become as much smaller."""
     grads = [weight.grad for weight in weights if weight.grad is not None]
     if grads:
-        torch._foreach_mul_(grads, (limit / (formulas.norm(grads) + 1e-6)).clamp(max=1))
+        torch._foreach_mul_(grads, (limit / (decompositions.norm(grads) + 1e-6)).clamp(max=1))
 
 
 class Optimizer:
@@ -36,7 +36,7 @@ class Optimizer:
             raise ValueError(f"{self.kind} takes no complex weights; sgd and momentum do")
         self.momentum = regime.momentum if self.kind == "momentum" else 0.0
         fused = all(map(fusable, weights))
-        self.sgd = torch._fused_sgd_ if fused else formulas.sgd
+        self.sgd = torch._fused_sgd_ if fused else decompositions.sgd
         self.adam = (FUSED if fused else SPELLED).get(self.kind)
         names = {"sgd": [], "momentum": ["momentum_buffer"]}.get(self.kind, ["exp_avg", "exp_avg_sq"])
         self.state = {weight: {name: torch.zeros_like(weight) for name in names} for weight in weights}

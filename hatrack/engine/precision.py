@@ -9,7 +9,7 @@ from hatrack.engine.choice import Precision
 
 
 @contextmanager
-def numbers(precision: Precision, device: torch.device) -> Iterator[None]:
+def precision_scope(precision: Precision, device: torch.device) -> Iterator[None]:
     """Within it, products of matrices and convolutions are computed in this precision; weights and sums stay float32.
 
     tf32 (a GPU's 19-bit products) and bfloat16 are faster; a CPU has no tf32 and computes in float32 then.

@@ -152,18 +152,16 @@ def watch_step(module: nn.Module, optimizers: list[Optimizer] | None = None) -> 
                 raise RuleBroken(f"the step rebinds something: the {what} {name} is not what it was")
 
 
-def watched(
-    step: Callable[[Tensor, Tensor], Tensor], module: nn.Module, optimizers: list[Optimizer]
-) -> Callable[[Tensor, Tensor], Tensor]:
+def watched(step: Callable[..., Tensor], module: nn.Module, optimizers: list[Optimizer]) -> Callable[..., Tensor]:
     """The same step, checked at every call but the first, in which optimizers make their state."""
     calls = 0
 
-    def checked(index: Tensor, number: Tensor) -> Tensor:
+    def checked(*inputs: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
         if calls == 1:
-            return step(index, number)
+            return step(*inputs)
         with watch_step(module, optimizers):
-            return step(index, number)
+            return step(*inputs)
 
     return checked

@@ -23,14 +23,14 @@ import torch
 
 from hatrack.engine.choice import Engine, Precision
 from hatrack.engine.interleaving import side_by_side
-from hatrack.engine.precision import numbers
+from hatrack.engine.precision import precision_scope
 from hatrack.experiments.progress import Display, describe
 from hatrack.experiments.record import Record
-from hatrack.experiments.run import Run, journal_of, run
+from hatrack.experiments.run import Run, folder_of, run
 from hatrack.methods.divergence import Diverged
 from hatrack.text import one_line
 from hatrack.training.checkpoint import Stopped, stopping
-from hatrack.training.trainer import Moment
+from hatrack.training.trainer import ProgressEvent
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LOOK = 0.2  # seconds between two looks whether the processes are to stop
@@ -54,7 +54,7 @@ def carry_out(
     how = {"out": out, "again": again, "device": device, "engine": engine, "precision": precision, "save_every": save_every}
     names = [spec.name for spec in runs]
     todo, found = dict(zip(names, runs, strict=True)), dict[str, Outcome]()
-    workers = min(parallel, sum(again or not journal_of(spec, out).done for spec in todo.values()))
+    workers = min(parallel, sum(again or not folder_of(spec, out).done for spec in todo.values()))
     with stop_by_signal(), Display(len(todo)) as display:
         work = [
             partial(_one, name, spec, how, partial(display.show, number), found)
@@ -65,10 +65,10 @@ def carry_out(
                 for item in work:
                     item()
             elif torch.device(device).type == "cuda":
-                with numbers(precision, torch.device(device)):  # until the last is done: it holds for all threads
+                with precision_scope(precision, torch.device(device)):  # until the last is done: it holds for all threads
                     _in_threads(work, torch.device(device), workers)
             else:
-                Team(todo, how, display, found).work(workers)
+                WorkerPool(todo, how, display, found).work(workers)
         except Stopped as error:
             left = [spec for name, spec in todo.items() if name not in found]
             raise Stopped(_how_to_go_on(str(error), left, len(todo), out, again)) from None
@@ -87,8 +87,8 @@ def _records(outcomes: Sequence[Outcome], out: Path) -> list[Record]:
 
 
 def _one(name: str, spec: Run, how: Mapping[str, Any], show: Show, found: dict[str, Outcome]) -> None:
-    def progress(moment: Moment) -> None:
-        show(*describe(spec, moment))
+    def progress(event: ProgressEvent) -> None:
+        show(*describe(spec, event))
 
     try:
         found[name] = run(spec, **how, progress=progress)
@@ -143,8 +143,8 @@ def _stop(number: int, frame: object) -> None:
 def _how_to_go_on(said: str, left: Sequence[Run], count: int, out: Path, again: bool) -> str:
     """In one line. With `again`, those that have not begun are marked, so that they are not taken for finished."""
     for spec in left if again else ():
-        with suppress(ValueError, OSError), journal_of(spec, out) as journal:
-            journal.start_anew()
+        with suppress(ValueError, OSError), folder_of(spec, out) as folder:
+            folder.start_anew()
     command = "the same command" + " without --again" * again
     if count == 1:
         return f"{said}; {command} goes on from there"
@@ -154,28 +154,28 @@ def _how_to_go_on(said: str, left: Sequence[Run], count: int, out: Path, again: 
 # Processes
 
 
-class Team:
+class WorkerPool:
     """Processes that carry out runs, one at a time each. If one fails, the others save and stop, and the error is raised."""
 
     def __init__(self, todo: Mapping[str, Run], how: Mapping[str, Any], display: Display, found: dict[str, Outcome]) -> None:
         self.todo, self.how, self.display, self.found = todo, how, display, found
         self.numbers = {name: number for number, name in enumerate(todo)}
         self.waiting = deque(todo)
-        self.members: dict[Any, SpawnProcess] = {}  # by the pipe that leads to each
+        self.workers: dict[Any, SpawnProcess] = {}  # by the pipe that leads to each
         self.errors: list[BaseException] = []
         self.asked = False  # to save and stop
 
     def work(self, workers: int) -> None:
         try:
             for _ in range(workers):
-                self._hire(max(1, torch.get_num_threads() // workers))
-            while self.members:
+                self._start_worker(max(1, torch.get_num_threads() // workers))
+            while self.workers:
                 if (stopping.is_set() or self.errors) and not self.asked:
                     self._ask_to_stop()
-                for pipe in wait(list(self.members), LOOK):
-                    self._hear(pipe)
+                for pipe in wait(list(self.workers), LOOK):
+                    self._receive(pipe)
         finally:
-            for process in self.members.values():  # none is left, unless something went wrong in here
+            for process in self.workers.values():  # none is left, unless something went wrong in here
                 process.kill()
                 process.join()
         if self.errors:
@@ -183,17 +183,17 @@ class Team:
         if len(self.found) < len(self.todo):
             raise Stopped("stopped before the next run")
 
-    def _hire(self, threads: int) -> None:
+    def _start_worker(self, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         mine, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, threads))
         with _without_ctrl_c():
             process.start()
         theirs.close()
-        self.members[mine] = process
-        self._hand_out(mine)
+        self.workers[mine] = process
+        self._send_next(mine)
 
-    def _hand_out(self, pipe: Any) -> None:
+    def _send_next(self, pipe: Any) -> None:
         """The next run, or nothing more."""
         name = None if self.asked or self.errors or not self.waiting else self.waiting.popleft()
         with suppress(OSError):  # it is gone, which shows when it is next heard
@@ -201,14 +201,14 @@ class Team:
 
     def _ask_to_stop(self) -> None:
         self.asked = True
-        for process in self.members.values():
+        for process in self.workers.values():
             process.terminate()  # a request: see `_work`
 
-    def _hear(self, pipe: Any) -> None:
+    def _receive(self, pipe: Any) -> None:
         try:
             name, news = pipe.recv()
         except (EOFError, OSError):
-            process = self.members.pop(pipe)
+            process = self.workers.pop(pipe)
             process.join()
             if process.exitcode and not (self.asked or stopping.is_set()):
                 self.errors.append(OSError("a run's process was killed; too little memory? Try a smaller --parallel"))
@@ -221,7 +221,7 @@ class Team:
             self.display.show(self.numbers[name], 1.0, "")
         else:
             self.errors.append(news)
-        self._hand_out(pipe)
+        self._send_next(pipe)
 
 
 @contextmanager
@@ -251,9 +251,9 @@ def _work(pipe: Any, threads: int) -> None:
 
 
 def _result(pipe: Any, name: str, spec: Run, how: Mapping[str, Any]) -> Record | BaseException:
-    def progress(moment: Moment) -> None:
+    def progress(event: ProgressEvent) -> None:
         with suppress(OSError):
-            pipe.send((name, describe(spec, moment)))
+            pipe.send((name, describe(spec, event)))
 
     try:
         return run(spec, **how, progress=progress)

@@ -10,19 +10,19 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from hatrack.experiments.run import Run
-from hatrack.training.trainer import Moment
+from hatrack.training.trainer import ProgressEvent
 
 EVERY = 60.0  # seconds between two lines in a log
 
 
-def describe(spec: Run, moment: Moment) -> tuple[float, str]:
+def describe(spec: Run, event: ProgressEvent) -> tuple[float, str]:
     """How much of a run is done, and a line that says where it stands."""
-    task, tasks, regime, fitted = moment
-    last = fitted.epochs[-1]
+    task, tasks, regime, result = event
+    last = result.epochs[-1]
     accuracy = "" if last.valid_accuracy is None else f", accuracy {last.valid_accuracy:.1%}"
-    done = (task.index + len(fitted.epochs) / regime.epochs) / tasks
+    done = (task.index + len(result.epochs) / regime.epochs) / tasks
     where = f"{spec.method} seed {spec.seed}: {task.name} ({task.index + 1} of {tasks})"
-    return done, f"{where}, epoch {len(fitted.epochs)}, loss {last.loss:.3f}{accuracy}"
+    return done, f"{where}, epoch {len(result.epochs)}, loss {last.loss:.3f}{accuracy}"
 
 
 class Display:

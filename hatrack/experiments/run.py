@@ -17,12 +17,14 @@ from hatrack._version import __version__
 from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
 from hatrack.benchmarks.custom import fingerprint
 from hatrack.engine.choice import Engine, Precision, choose_engine
-from hatrack.engine.precision import check_precision, numbers
+from hatrack.engine.interleaving import wait_for_gpu
+from hatrack.engine.precision import check_precision, precision_scope
 from hatrack.experiments.record import Record, clean, name_of
+from hatrack.experiments.run_folder import RunFolder, unfinished
 from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
-from hatrack.methods.evaluate import evaluate, without_task_id
-from hatrack.methods.fit import Fitted
+from hatrack.methods.evaluate import Evaluation, Score, without_task_id
+from hatrack.methods.fit import FitResult
 from hatrack.methods.method import Method
 from hatrack.networks import NETWORKS
 from hatrack.networks.initial_weights import Init, initialise
@@ -30,10 +32,10 @@ from hatrack.networks.network import Network
 from hatrack.options import Option, check, check_value, choose, nearest, parameters
 from hatrack.regime import Regime
 from hatrack.seeds import seeded
-from hatrack.tasks.device import move
+from hatrack.tasks.device import all_to_device
 from hatrack.tasks.split import Split
 from hatrack.tasks.task import Task
-from hatrack.training.checkpoint import Journal, Stopped, stopping, unfinished
+from hatrack.training.checkpoint import Stopped, stopping
 from hatrack.training.trainer import Progress, Trainer
 
 
@@ -111,7 +113,7 @@ def complete(entry_name: str, entry: Callable[..., Any], options: Mapping[str, A
 
 def build(spec: Run, device: torch.device | str = "cpu") -> tuple[list[Task], Method]:
     """The tasks and the untrained method of a run."""
-    tasks = move(BENCHMARKS[spec.benchmark](spec.seed, **spec.benchmark_options), device)
+    tasks = all_to_device(BENCHMARKS[spec.benchmark](spec.seed, **spec.benchmark_options), device)
     with seeded(spec.seed, "weights"):
         trunk = NETWORKS[spec.network](tasks[0].shape, **spec.network_options)
         initialise(trunk, spec.init)
@@ -145,61 +147,59 @@ def run(
     """
     choose_engine(engine, torch.device(device).type, 0)  # an error now if it can't be had
     check_precision(precision, torch.device(device))
-    journal = None if out is None else journal_of(spec, Path(out), minutes=save_every)
-    if journal and journal.done and not again:
-        record = Record.load(journal.record)
-        journal.tidy()
+    folder = None if out is None else folder_of(spec, Path(out), minutes=save_every)
+    if folder and folder.done and not again:
+        record = Record.load(folder.record)
+        folder.tidy()
         return record
     if stopping.is_set():
         raise Stopped("stopped before the next run")
     trainer = Trainer(spec.regime, seed=spec.seed, progress=progress, engine=engine)
-    with numbers(precision, torch.device(device)), ExitStack() as open_files:
+    with precision_scope(precision, torch.device(device)), ExitStack() as open_files:
         began = time.perf_counter()
         tasks, method = build(spec, device)  # what is wrong with a run shows here, before anything is written
-        if journal:
-            open_files.enter_context(journal)  # an error now, not after hours, if nothing can be written there
+        if folder:
+            open_files.enter_context(folder)  # an error now, not after hours, if nothing can be written there
             if again:
-                journal.start_anew()
-            elif journal.done:  # another process had it until now
-                return Record.load(journal.record)
-        trainer.journal = journal
+                folder.start_anew()
+            elif folder.done:  # another process had it until now
+                return Record.load(folder.record)
+            trainer.checkpointer = folder.checkpointer
         try:
             record = _run(spec, tasks, method, trainer, began)
         except Diverged as error:
-            kept = f"; its last good state stays in {journal.folder}; the same command would end so again" if journal else ""
+            kept = f"; its last good state stays in {folder.path}; the same command would end so again" if folder else ""
             error.args = (f"{spec.method} seed {spec.seed}, {error}{kept}",)  # one of many, perhaps
             raise
         record.versions |= versions(device)
         used = precision if torch.device(device).type == "cuda" else "float32"
-        engines = sorted({fitted.engine for fitted in trainer.fits})
+        engines = sorted({result.engine for result in trainer.fits})
         record.versions |= {"engine": " and ".join(engines) or "none", "precision": used}
-        if journal:
-            record.save(journal.folder.parent)
-            journal.remove()
+        if folder:
+            record.save(folder.path.parent)
+            folder.remove_states()
     return record
 
 
-def journal_of(spec: Run, out: Path, *, minutes: float = 5.0) -> Journal:
-    """The saved states of a run."""
-    return Journal(out / f"{spec.name}.part", spec.spec, minutes=minutes)
+def folder_of(spec: Run, out: Path, *, minutes: float = 5.0) -> RunFolder:
+    """The files of a run in a folder of records."""
+    return RunFolder(out / f"{spec.name}.part", spec.spec, minutes=minutes)
 
 
 def stopped_runs(out: Path) -> tuple[list[Run], list[str]]:
-    """Those in a folder that can be gone on with, and of the others why not."""
+    """The runs in a folder that can be continued; and of the others why not."""
     found, others = [], []
-    for journal in unfinished(out):
+    for folder in unfinished(out):
         try:
-            spec = Run.from_spec(journal.spec)
-            same = spec.name == journal.folder.stem
+            spec = Run.from_spec(folder.spec)
+            same = spec.name == folder.path.stem
         except (ValueError, TypeError, KeyError, AttributeError):
             same = False
-        if not journal.spec:
-            others.append(f"{journal.folder} holds no state that can be used; remove it to start anew")
+        if not folder.spec:
+            others.append(f"{folder.path} holds no state that can be used; remove it to start anew")
         elif not same:
-            others.append(
-                f"{journal.folder} can't go on: it was renamed, or was begun by another version or with other data"
-            )
-        elif blocked := journal.blocked:
+            others.append(f"{folder.path} can't go on: it was renamed, or was begun by another version or with other data")
+        elif blocked := folder.blocked:
             others.append(blocked)
         else:
             found.append(spec)
@@ -209,26 +209,27 @@ def stopped_runs(out: Path) -> tuple[list[Run], list[str]]:
 def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: float) -> Record:
     rows: dict[str, list[Any]] = {name: [] for name in ("before", "tests", "trains", "seconds", "usage")}
     spent, start = 0.0, 0
-    journal = trainer.journal
-    saved = journal.resume(method, trainer) if journal else None
+    checkpointer = trainer.checkpointer
+    saved = checkpointer.resume(method, trainer) if checkpointer else None
     if saved:
         start, spent = saved["task"], saved["spent"]
         rows = {name: saved[name] for name in rows}
         for task in tasks[:start]:
-            method.revisit(task)
+            method.restore_data(task)
     else:
-        rows["before"] = [evaluate(method, task.test).accuracy for task in tasks]
+        rows["before"] = [_score(method, task.test).accuracy for task in tasks]
     for task in tasks[start:]:
-        if journal and not (saved and task.index == start):  # its beginning is saved already, and where its fits stand
-            journal.begin(task.index, method, trainer, {**rows, "spent": spent + time.perf_counter() - began})
+        if checkpointer and not (saved and task.index == start):  # its beginning is saved already, and where its fits stand
+            measured = {**rows, "spent": spent + time.perf_counter() - began}
+            checkpointer.begin_task(task.index, method, trainer, measured)
             if stopping.is_set():
                 raise Stopped(f"stopped before task {task.name!r}, and saved")
         watch = time.perf_counter()
         method.learn(task, trainer)
         rows["seconds"].append(time.perf_counter() - watch)
         rows["usage"].append(method.usage())
-        rows["tests"].append([evaluate(method, other.test) for other in tasks])
-        rows["trains"].append([evaluate(method, _some(other.train, spec.train_examples)) for other in tasks])
+        rows["tests"].append([_score(method, other.test) for other in tasks])
+        rows["trains"].append([_score(method, _some(other.train, spec.train_examples)) for other in tasks])
     everything = range(len(tasks))
     record = Record(
         name=spec.name,
@@ -237,22 +238,26 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
             {"name": t.name, "classes": t.classes, "train": len(t.train), "valid": len(t.valid), "test": len(t.test)}
             for t in tasks
         ],
-        parameters=method.size(),
+        parameters=method.num_parameters(),
         before=rows["before"],
         accuracy=[[accuracy for _, accuracy in row] for row in rows["tests"]],
         loss=[[loss for loss, _ in row] for row in rows["tests"]],
         train_loss=[[loss for loss, _ in row] for row in rows["trains"]],
         without_task_id=[without_task_id(method, task.test, everything) for task in tasks],
-        curves=[_curve(fitted) for fitted in trainer.fits],
+        curves=[_curve(result) for result in trainer.fits],
         usage=rows["usage"],
         seconds={"total": spent + time.perf_counter() - began, "learn": rows["seconds"]},
     )
     return dataclasses.replace(record, **{k: clean(v) for k, v in vars(record).items()})
 
 
-def _curve(fitted: Fitted) -> dict[str, Any]:
-    halved = {"halved": fitted.halved} if fitted.halved else {}
-    return {"task": fitted.task, "best": fitted.best, "epochs": [e._asdict() for e in fitted.epochs], **halved}
+def _score(method: Method, split: Split) -> Score:
+    return Evaluation(method, split, wait=wait_for_gpu)()
+
+
+def _curve(result: FitResult) -> dict[str, Any]:
+    halved = {"halved": result.halved} if result.halved else {}
+    return {"task": result.task, "best": result.best, "epochs": [e._asdict() for e in result.epochs], **halved}
 
 
 def _some(split: Split, count: int) -> Split:

@@ -1,4 +1,4 @@
-"""Tensors and a few words about them in one file: safetensors with a digest, written whole or not at all, no pickle."""
+"""Tensors and metadata in one file: safetensors with a digest, written whole or not at all, no pickle."""
 
 import hashlib
 import json
@@ -17,11 +17,11 @@ from hatrack.files.atomic import read_bytes, write
 SHOWN = 3  # differences that an error message names
 
 
-def save(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str, Any]) -> None:
+def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Write a file; an older one of this name stays until the new one is complete."""
-    kept = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    text = json.dumps(words, allow_nan=True)
-    write(path, safetensors_of(kept, metadata={"hatrack": text, "digest": digest(kept, text)}))
+    copies = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    text = json.dumps(metadata, allow_nan=True)
+    write(path, safetensors_of(copies, metadata={"hatrack": text, "digest": digest(copies, text)}))
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -30,16 +30,16 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         tensors = read_safetensors(data)
         size = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
-        text = metadata["hatrack"]
-        words = json.loads(text)
+        header = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+        text = header["hatrack"]
+        metadata = json.loads(text)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
         raise ValueError(f"{path} is not a file of hatrack, or not whole ({type(error).__name__})") from None
-    if metadata.get("digest") != digest(tensors, text):
+    if header.get("digest") != digest(tensors, text):
         raise ValueError(f"{path} is damaged: its content is not what was written")
-    if not isinstance(words, dict):
+    if not isinstance(metadata, dict):
         raise ValueError(f"{path} is not a file of hatrack")
-    return tensors, words
+    return tensors, metadata
 
 
 def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
@@ -53,7 +53,7 @@ def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
 
 
 def differences(wanted: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
-    """What is not the same in names, shapes and types, in words."""
+    """What is not the same in names, shapes and types, as text."""
     found = [f"it lacks {name}" for name in wanted if name not in there]
     found += [f"it has {name} as well" for name in there if name not in wanted]
     for name, value in wanted.items():

@@ -5,7 +5,7 @@ against the gradient of that batch, the part along it is taken out. The memory o
 by drawing from its training set, since nothing reads it before.
 """
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from hatrack.methods.parts.vectors import grads, set_grads, values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.seeds import generator
-from hatrack.tasks.split import Batch, TaskId
+from hatrack.tasks.split import Batch
 from hatrack.tasks.task import Task
 
 CHUNK = 256  # images that are brought into the memory at once
@@ -43,17 +43,12 @@ class AGEM(Method):
         self.per_class, self.reference = per_class, reference
         self.memory = Ring(per_class, net.example)
         self.guarded: list[nn.Parameter] = []  # what is projected; empty without earlier tasks; set anew by `learn`
-        self._grow()
+        self.grow()
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         self.memory.grow(room(self.net))
 
-    def forward(self, x: Tensor, task: TaskId) -> Tensor:
-        self._grow()
-        return super().forward(x, task)
-
-    def learn(self, task: Task, fit: Fit) -> None:
-        self._grow()
+    def learn_task(self, task: Task, fit: Fit) -> None:
         earlier = self.memory.tasks() - {task.index}
         unused = {id(p) for p in idle(self.net, {task.index, *earlier})}
         trained = [p for p in self.parameters() if p.requires_grad and id(p) not in unused]
@@ -69,7 +64,7 @@ class AGEM(Method):
         for index in torch.split(chosen, CHUNK):
             self.memory.add(task.train.inputs(index), task.train.y[index], task.index)
 
-    def edit_grads(self, batch: Batch) -> None:
+    def edit_grads(self, batch: Batch, aux: Any) -> None:
         if not self.guarded:
             return
         assert isinstance(batch.task, int), "A-GEM learns one task at a time"

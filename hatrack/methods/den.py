@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from hatrack.methods.evaluate import evaluate
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
-from hatrack.methods.parts.expandable import UNBORN, Layer, Room, between, beyond
+from hatrack.methods.parts.expandable import UNBORN, ExpandableLayers, Layer, between, beyond
 from hatrack.methods.parts.freeze import Freeze
-from hatrack.networks.network import Network, grouped
+from hatrack.networks.heads import grouped
+from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.seeds import generator
 from hatrack.tasks.split import Batch, TaskId
@@ -55,15 +56,15 @@ class DEN(Method):
         self.l1, self.l2, self.group, self.drift = l1, l2, group, drift
         self.head_epochs, self.retrain_epochs = head_epochs, retrain_epochs
         self.expand_epochs, self.split_epochs = expand_epochs, split_epochs
-        self.room = Room(net, room)
+        self.room = ExpandableLayers(net, room)
         self.register_buffer("turns", torch.zeros(0, dtype=torch.int16, device=net.example.device))
         self.free: list[nn.Parameter] = []  # what moves in a fit; this and the next three are set anew by `learn`
-        self.held: list[Freeze] = []
+        self.freezes: list[Freeze] = []
         self.anchors: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # values before the task, and where they count
         self.fresh: list[Tensor] = []  # the new units in the room of every layer, while groups of weights shrink
-        self._grow()
+        self.grow()
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         self.room.grow(self.net)
         new = len(self.net.classes) - len(self.turns)
         if new:
@@ -75,23 +76,14 @@ class DEN(Method):
         return self.room.seen(torch.where(turn == 0, UNBORN - 1, turn))
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
-        self._grow()
         if isinstance(task, Tensor):
             return grouped(self, x, task)
-        self.net.known(task)
+        self.net.check_task_id(task)
         return self.room.run(self.net, x, task, self.seen(task))
 
     # Learning
 
-    def learn(self, task: Task, fit: Fit) -> None:
-        self.net.expect(task.index, task.name, task.classes, task.shape)
-        self._grow()
-        try:
-            self._learn(task, fit)
-        finally:
-            self.free, self.held, self.anchors, self.fresh = [], [], [], []
-
-    def _learn(self, task: Task, fit: Fit) -> None:
+    def learn_task(self, task: Task, fit: Fit) -> None:
         t = task.index
         self._give_up(t)
         turn = int(self.turns.max()) + 1
@@ -110,6 +102,9 @@ class DEN(Method):
         if self._split(t, turn, old, there):
             self._fit(task, fit, between(self.seen(t), old), self.split_epochs)
 
+    def end_learning(self) -> None:
+        self.free, self.freezes, self.anchors, self.fresh = [], [], [], []
+
     def _give_up(self, task: int) -> None:
         """A task that is learned again: units that no other finished task has seen are gone."""
         self.turns[task] = 0
@@ -127,7 +122,7 @@ class DEN(Method):
         layers = zip(self.room.wide(self.net, task.index), masks, strict=True)
         shares = [share for wide, mask in layers for share in wide.cut(mask)]
         self.free = [parameter for parameter, moves in shares if moves.any()]
-        self.held = [Freeze(parameter, ~moves) for parameter, moves in shares if not moves.all()]
+        self.freezes = [Freeze(parameter, ~moves) for parameter, moves in shares if not moves.all()]
         changes: dict[str, Any] = {"epochs": epochs} if epochs else {}
         fit(self, task, **changes)
 
@@ -198,8 +193,8 @@ class DEN(Method):
             loss = loss + self.drift / 2 * ((parameter - old) * where).square().sum()
         return loss
 
-    def edit_grads(self, batch: Batch) -> None:
-        for freeze in self.held:
+    def edit_grads(self, batch: Batch, aux: Any) -> None:
+        for freeze in self.freezes:
             freeze.mask_grad()
 
     def constrain(self) -> None:
@@ -209,7 +204,7 @@ class DEN(Method):
                 parameter.copy_(F.softshrink(parameter, self.l1))
         for rows, fresh in zip(self.room.rows, self.fresh, strict=False):
             rows.copy_(torch.where(fresh[:, None], shrink_rows(rows, self.group), rows))
-        for freeze in self.held:
+        for freeze in self.freezes:
             freeze.restore()
 
     # Looking at it

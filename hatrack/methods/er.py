@@ -4,7 +4,7 @@ Every step trains on its batch joined with one drawn from memory, and then offer
 draw is with replacement, so that the shape of a step never changes; an example is offered in the first epoch only.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from hatrack.methods.method import Method
 from hatrack.methods.parts.memory import Memory, Reservoir, Ring, idle, room
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
-from hatrack.tasks.split import Batch, TaskId
+from hatrack.tasks.split import Batch
 from hatrack.tasks.task import Task
 
 
@@ -43,17 +43,12 @@ class ER(Method):
         self.replay = replay
         self.memory: Memory = Reservoir(memory, net.example) if kind == "reservoir" else Ring(per_class, net.example)
         self.idle: list[nn.Parameter] = []  # heads that nothing trains now; set anew by `learn`
-        self._grow()
+        self.grow()
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         self.memory.grow(room(self.net))
 
-    def forward(self, x: Tensor, task: TaskId) -> Tensor:
-        self._grow()
-        return super().forward(x, task)
-
-    def learn(self, task: Task, fit: Fit) -> None:
-        self._grow()
+    def learn_task(self, task: Task, fit: Fit) -> None:
         self.memory.expect(len(task.train))
         self.idle = idle(self.net, {task.index, *self.memory.tasks()})
         fit(self, task)
@@ -70,7 +65,7 @@ class ER(Method):
         weight = torch.cat([torch.ones_like(batch.y), there.to(y.dtype).expand_as(y)])
         return (losses * weight).sum() / weight.sum()
 
-    def edit_grads(self, batch: Batch) -> None:
+    def edit_grads(self, batch: Batch, aux: Any) -> None:
         """The batch is offered to the memory once its loss is known, as in the paper."""
         for parameter in self.idle:
             parameter.grad = None

@@ -74,12 +74,12 @@ class EWC(Method):
         self.strength, self.limit, self.anchors, self.decay = strength, limit, anchors, decay
         self.importance = importance
         self.estimator, self.samples, self.rescale = estimator, samples, rescale
-        now = values(self.net.common()).detach()
+        now = values(self.net.shared_parameters()).detach()
         self.register_buffer("fisher", torch.zeros_like(now))  # zeros: the first task feels no spring
         self.register_buffer("anchor", now.clone())
         self.register_buffer("learned", now.new_zeros(()))  # how many tasks
 
-    def learn(self, task: Task, fit: Fit) -> None:
+    def learn_task(self, task: Task, fit: Fit) -> None:
         fit(self, task)
         self.consolidate(self._measure(task))
 
@@ -88,13 +88,13 @@ class EWC(Method):
 
     def penalty(self) -> Tensor:
         """(lambda / 2) sum F (theta - anchor)^2. With all anchors the tasks' own sum is larger by a constant."""
-        return self.stiffness() @ (values(self.net.common()) - self.anchor).square() / 2
+        return self.stiffness() @ (values(self.net.shared_parameters()) - self.anchor).square() / 2
 
     def stiffness(self) -> Tensor:
         """Of the springs (weights,)."""
         return (self.strength * self.fisher).clamp(max=self.limit or math.inf)
 
-    def suspect(self, regime: Regime) -> str:
+    def explain_divergence(self, regime: Regime) -> str:
         return spring(regime, self.stiffness().max().item(), strength=self.fisher.max().item(), limit=1.0)
 
     def _measure(self, task: Task) -> Tensor:
@@ -102,7 +102,7 @@ class EWC(Method):
         if self.importance == "ones":
             return torch.ones_like(self.fisher)
         new = fisher_diagonal(
-            self, task.train, task.index, self.net.common(), samples=self.samples, estimator=self.estimator
+            self, task.train, task.index, self.net.shared_parameters(), samples=self.samples, estimator=self.estimator
         )
         if not self.rescale or not new.numel():
             return new
@@ -112,7 +112,7 @@ class EWC(Method):
     @torch.no_grad()
     def consolidate(self, new: Tensor) -> None:
         """After a task with this Fisher: the springs that hold its weights from now on."""
-        now = values(self.net.common())
+        now = values(self.net.shared_parameters())
         match self.anchors:
             case "all":  # sum_k F_k (theta - theta_k)^2 = S (theta - M)^2 + constant, S = sum F_k, M = sum F_k theta_k / S
                 total = self.fisher + new

@@ -40,7 +40,7 @@ class Frozen(Method):
     def used_by(self, task: int) -> dict[str, Tensor]:
         return self.used_of_network(task, {})
 
-    def learn(self, task: Task, fit: Fit) -> None:
+    def learn_task(self, task: Task, fit: Fit) -> None:
         trained = [] if self.started else [p for p in self.net.trunk.parameters() if p.requires_grad]
         with training_only(self.net.trunk, trained):
             fit(self, task)

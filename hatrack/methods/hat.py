@@ -7,7 +7,7 @@ every update, so that momentum, Adam and weight decay can't move them either; no
 """
 
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,8 @@ from hatrack.methods.method import Method
 from hatrack.methods.parts.annealing import Anneal, hardness
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms
-from hatrack.networks.network import Network, grouped
+from hatrack.networks.heads import grouped
+from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.seeds import generator
 from hatrack.tasks.split import Batch, TaskId
@@ -28,7 +29,7 @@ from hatrack.tracing.units import Units
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
 
 
-class Held(NamedTuple):
+class PartialFreeze(NamedTuple):
     """What earlier tasks hold of one parameter while a new task is learned."""
 
     parameter: nn.Parameter
@@ -89,9 +90,9 @@ class HAT(Method):
         self.register_buffer("gates", torch.zeros(0, self.units.count, dtype=torch.bool if masks == "binary" else None))
         self.register_buffer("done", torch.zeros(0, dtype=torch.bool))  # which tasks are finished
         self.learning = 0  # the task being learned; it and the next two are set anew by `learn`
-        self.held: list[Held] = []
+        self.freezes: list[PartialFreeze] = []
         self.used = torch.zeros(self.units.count)  # how much finished tasks use every unit
-        self._grow()
+        self.grow()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """`.to(device)` comes here, and the numbers of the units must go along."""
@@ -99,7 +100,7 @@ class HAT(Method):
         self.units.to(self.net.example.device)
         return self
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         """Embeddings and gates for every task that the network knows of."""
         self.norms.grow(len(self.net.classes))
         for task in range(len(self.embeddings), len(self.net.classes)):
@@ -125,36 +126,31 @@ class HAT(Method):
         return torch.where(self.frozen, 1.0, gates)
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
-        self._grow()
         if isinstance(task, Tensor):
             return grouped(self, x, task)
         return self.net.head(self.units.run(x, self.finished(task), self.norms.of(task)), task)
 
     # Learning
 
-    def learn(self, task: Task, fit: Fit) -> None:
-        self.net.expect(task.index, task.name, task.classes, task.shape)
-        self._grow()
-        before = self.done.clone()
+    def learn_task(self, task: Task, fit: Fit) -> None:
         self.done[task.index] = False  # a task that is learned again gives up what it had
         self._hold()
-        self.say_what_is_free(task)
+        self.warn_if_full(task)
         self.learning = task.index
-        try:
-            fit(self, task, plain={self.embeddings[task.index]: self.gate_lr})
-            self.norms.gather(self, task.index, task.train)  # statistics of the gates as they are from now on
-            before[task.index] = True
-            self.gates[task.index] = self.finished(task.index).detach()
-        finally:  # after an error the finished tasks are still those that were
-            self.done.copy_(before)
-            self.held = []
+        fit(self, task, plain={self.embeddings[task.index]: self.gate_lr})
+        self.norms.gather(self, task.index, task.train)  # statistics of the gates as they are from now on
+        self.gates[task.index] = self.finished(task.index).detach()
+        self.done[task.index] = True
+
+    def end_learning(self) -> None:
+        self.freezes = []
 
     @torch.no_grad()
     def _hold(self) -> None:
         """Before a task: what the finished tasks use of every unit and weight, and the values to keep."""
         finished = [self.gates[t].float() for t in range(len(self.gates)) if self.done[t]]
         self.used = torch.stack([torch.zeros_like(self.embeddings[0]), *finished]).amax(0)
-        self.held = []
+        self.freezes = []
         if not finished:
             return
         everyone = [self.used] if self.protect == "paper" else finished
@@ -172,7 +168,7 @@ class HAT(Method):
         if parameter.requires_grad:
             held = held.to(parameter.device)
             soft = () if self.masks == "binary" else (held.to(parameter.dtype), parameter.detach().clone())
-            self.held.append(Held(parameter, Freeze(parameter, held == 1), *soft))
+            self.freezes.append(PartialFreeze(parameter, Freeze(parameter, held == 1), *soft))
 
     def loss(self, batch: Batch) -> Tensor:
         assert isinstance(batch.task, int), "HAT learns one task at a time"
@@ -186,9 +182,9 @@ class HAT(Method):
         free = torch.where(self.frozen, 0.0, 1 - self.used)
         return (gates * free).sum() / free.sum().clamp(min=1e-6)
 
-    def edit_grads(self, batch: Batch) -> None:
+    def edit_grads(self, batch: Batch, aux: Any) -> None:
         """Mask the gradients of used weights (Eq. 2) and compensate those of the embeddings for the annealing (2.5)."""
-        for parameter, freeze, _, before in self.held:
+        for parameter, freeze, _, before in self.freezes:
             freeze.mask_grad()
             if before is not None:
                 before.copy_(parameter)
@@ -199,7 +195,7 @@ class HAT(Method):
 
     def constrain(self) -> None:
         """Used weights back to their exact bits, free ones finite (an infinity would pass a closed gate)."""
-        for parameter, freeze, share, before in self.held:
+        for parameter, freeze, share, before in self.freezes:
             if share is not None and before is not None:  # Adam would make up for a smaller gradient
                 parameter.lerp_(before, share)
             freeze.restore()
@@ -225,9 +221,9 @@ class HAT(Method):
     @torch.no_grad()
     def release(self, task: int) -> None:
         """Give up a task: what it alone used is free for later ones, and it is as a task that was never learned."""
-        self.net.known(task)
-        self._grow()
-        self.forget_name(task)
+        self.net.check_task_id(task)
+        self.make_room()
+        self.forget_task(task)
         self.done[task], self.gates[task] = False, 0
         self.embeddings[task].copy_(self._start(task))
         self.norms.reset(self.net, task)

@@ -43,11 +43,11 @@ class IMMMean(Method):
         super().__init__(net)
         self.options = check(IMMMean, locals())
         self.strength, self.alpha = strength, alpha
-        now = values(self.net.common()).detach()
+        now = values(self.net.shared_parameters()).detach()
         self.register_buffer("anchor", now.clone())  # the merged weights of the tasks so far
         self.register_buffer("learned", now.new_zeros(()))  # how many tasks
 
-    def learn(self, task: Task, fit: Fit) -> None:
+    def learn_task(self, task: Task, fit: Fit) -> None:
         fit(self, task)
         self.merge()
 
@@ -57,9 +57,9 @@ class IMMMean(Method):
     def penalty(self) -> Tensor:
         """L2-transfer: (strength / 2) sum (theta - anchor)^2, from the second task on."""
         pull = self.strength / 2 * self.learned.clamp(max=1)
-        return pull * (values(self.net.common()) - self.anchor).square().sum()
+        return pull * (values(self.net.shared_parameters()) - self.anchor).square().sum()
 
-    def suspect(self, regime: Regime) -> str:
+    def explain_divergence(self, regime: Regime) -> str:
         return spring(regime, self.strength * self.learned.clamp(max=1).item(), strength=1.0)
 
     @torch.no_grad()
@@ -68,6 +68,6 @@ class IMMMean(Method):
         share = 1 / (self.learned + 1)
         if self.alpha:
             share = torch.where(self.learned > 0, self.alpha, share)
-        set_values(self.net.common(), torch.lerp(self.anchor, values(self.net.common()), share))
-        self.anchor.copy_(values(self.net.common()))
+        set_values(self.net.shared_parameters(), torch.lerp(self.anchor, values(self.net.shared_parameters()), share))
+        self.anchor.copy_(values(self.net.shared_parameters()))
         self.learned.add_(1)

@@ -49,21 +49,21 @@ class IMMMode(Method):
         super().__init__(net)
         self.options = check(IMMMode, locals())
         self.strength, self.merging, self.estimator, self.samples = strength, merge, estimator, samples
-        now = values(self.net.common()).detach()
+        now = values(self.net.shared_parameters()).detach()
         self.register_buffer("fisher", torch.zeros_like(now))  # summed over the tasks
         self.register_buffer("anchor", now.clone())  # the merged weights of the tasks so far
         self.register_buffer("learned", now.new_zeros(()))  # how many tasks
 
-    def learn(self, task: Task, fit: Fit) -> None:
+    def learn_task(self, task: Task, fit: Fit) -> None:
         fit(self, task)
         if self.merging == "mode":
             self.merge(self._measure(task))
-        self.anchor.copy_(values(self.net.common()).detach())
+        self.anchor.copy_(values(self.net.shared_parameters()).detach())
         self.learned.add_(1)
 
     def _measure(self, task: Task) -> Tensor:
         """How much the task cares about each weight, as it has just been trained."""
-        weights = self.net.common()
+        weights = self.net.shared_parameters()
         return fisher_diagonal(self, task.train, task.index, weights, samples=self.samples, estimator=self.estimator)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -72,9 +72,9 @@ class IMMMode(Method):
     def penalty(self) -> Tensor:
         """L2-transfer: (strength / 2) sum (theta - anchor)^2, from the second task on."""
         pull = self.strength / 2 * self.learned.clamp(max=1)
-        return pull * (values(self.net.common()) - self.anchor).square().sum()
+        return pull * (values(self.net.shared_parameters()) - self.anchor).square().sum()
 
-    def suspect(self, regime: Regime) -> str:
+    def explain_divergence(self, regime: Regime) -> str:
         return spring(regime, self.strength * self.learned.clamp(max=1).item(), strength=1.0)
 
     @torch.no_grad()
@@ -82,5 +82,5 @@ class IMMMode(Method):
         """theta <- (F_new theta + F anchor) / (F_new + F), F <- F_new + F; a weight that no task cares about stays."""
         total = self.fisher + new
         share = torch.where(total > 0, new / total, 1.0)
-        set_values(self.net.common(), torch.lerp(self.anchor, values(self.net.common()), share))
+        set_values(self.net.shared_parameters(), torch.lerp(self.anchor, values(self.net.shared_parameters()), share))
         self.fisher.copy_(total)

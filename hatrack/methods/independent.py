@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method, used_modules
 from hatrack.methods.parts.snapshot import Snapshot
-from hatrack.networks.network import Network, grouped
+from hatrack.networks.heads import grouped
+from hatrack.networks.network import Network
 from hatrack.tasks.split import TaskId
 from hatrack.tasks.task import Task
 
@@ -28,9 +29,9 @@ class Independent(Method):
         self.initial = Snapshot(net.trunk)
         self.trunks = nn.ModuleList([net.trunk])  # one per task
         self.heads = nn.ModuleList(net.heads[:1])  # one per task, too, if the network shares one
-        self._grow()
+        self.grow()
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         for _ in range(len(self.trunks), len(self.net.classes)):
             self.trunks.append(copy.deepcopy(self.net.trunk))
             self.initial.restore(self.trunks[-1])
@@ -44,14 +45,12 @@ class Independent(Method):
         return self
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
-        self._grow()
         if isinstance(task, Tensor):
             return grouped(self, x, task)
         features = self.trunks[task](x)
         return self.heads[task](features) if self.net.shared else self.net.head(features, task)
 
-    def learn(self, task: Task, fit: Fit) -> None:
-        self._grow()
+    def learn_task(self, task: Task, fit: Fit) -> None:
         fit(self, task, lr=fit.regime.lr, batch=fit.regime.batch, keep_state=False)  # each is a network's first
 
     def used_by(self, task: int) -> dict[str, Tensor]:

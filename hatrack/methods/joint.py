@@ -30,16 +30,16 @@ class Joint(Method):
         for number, head in enumerate(self.net.heads):
             head.load_state_dict(self.net.new_head(number).state_dict())
 
-    def learn(self, task: Task, fit: Fit) -> None:
+    def learn_task(self, task: Task, fit: Fit) -> None:
         if lost := [name for index, name in self.history.items() if index not in {t.index for t in self.tasks}]:
-            raise ValueError(f"joint has no data of {', '.join(map(repr, lost))}: give them back by method.revisit(task)")
+            raise ValueError(
+                f"joint has no data of {', '.join(map(repr, lost))}: give them back by method.restore_data(task)"
+            )
         self.tasks = [t for t in self.tasks if t.index != task.index] + [task]
-        self.net.expect(task.index, task.name, task.classes, task.shape)
         self._restart()
-        self.net.remember(task.index, task.train.view, task.train.x[0].numel())
         train, valid = (Split.join([getattr(t, part) for t in self.tasks]) for part in ("train", "valid"))
         every = Task(task.index, f"{task.name} and all before", task.classes, train, valid, task.test)
         fit(self, every, lr=fit.regime.lr, batch=fit.regime.batch, keep_state=False)  # a first task, whatever its number
 
-    def revisit(self, task: Task) -> None:
+    def restore_data(self, task: Task) -> None:
         self.tasks.append(task)

@@ -15,7 +15,7 @@ from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
-from hatrack.tasks.split import Batch, TaskId
+from hatrack.tasks.split import Batch
 from hatrack.tasks.task import Task
 
 
@@ -49,9 +49,9 @@ class LFL(Method):
         self.switched_off = last_dropouts(net)
         self.register_buffer("learned", torch.zeros(0, dtype=torch.bool, device=net.example.device))  # (tasks,)
         self.teacher: list[nn.Module] = []  # the old trunk; in a list, so that it is no part of what is trained or kept
-        self._grow()
+        self.grow()
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         fresh = len(self.net.classes) - len(self.learned)
         if fresh:
             self.learned = torch.cat([self.learned, self.learned.new_zeros(fresh)])
@@ -62,13 +62,7 @@ class LFL(Method):
             self.net.trunk.get_submodule(name).eval()
         return self
 
-    def forward(self, x: Tensor, task: TaskId) -> Tensor:
-        self._grow()
-        return super().forward(x, task)
-
-    def learn(self, task: Task, fit: Fit) -> None:
-        self.net.expect(task.index, task.name, task.classes, task.shape)
-        self._grow()
+    def learn_task(self, task: Task, fit: Fit) -> None:
         earlier = any(learned for k, learned in enumerate(self.learned.tolist()) if k != task.index)
         self.teacher = [copy.deepcopy(self.net.trunk).eval().requires_grad_(False)] if earlier else []
         stopped = self.net.heads if earlier and self.net.shared and self.freeze_head else nn.ModuleList()
@@ -77,8 +71,10 @@ class LFL(Method):
             fit(self, task)
         finally:
             stopped.requires_grad_(True)
-            self.teacher = []
         self.learned[task.index] = True
+
+    def end_learning(self) -> None:
+        self.teacher = []
 
     def loss(self, batch: Batch) -> Tensor:
         features = self.net.trunk(batch.x)

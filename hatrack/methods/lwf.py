@@ -15,7 +15,7 @@ from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
-from hatrack.tasks.split import Batch, TaskId
+from hatrack.tasks.split import Batch
 from hatrack.tasks.task import Task
 
 
@@ -41,28 +41,22 @@ class LwF(Method):
         self.register_buffer("learned", torch.zeros(0, dtype=torch.bool, device=net.example.device))  # (tasks,)
         self.earlier: list[int] = []  # the tasks whose heads are to answer as before; it and the next are set by `learn`
         self.teacher: list[Network] = []  # in a list, so that it is no part of what is trained, kept or counted
-        self._grow()
+        self.grow()
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         fresh = len(self.net.classes) - len(self.learned)
         if fresh:
             self.learned = torch.cat([self.learned, self.learned.new_zeros(fresh)])
 
-    def forward(self, x: Tensor, task: TaskId) -> Tensor:
-        self._grow()
-        return super().forward(x, task)
-
-    def learn(self, task: Task, fit: Fit) -> None:
-        self.net.expect(task.index, task.name, task.classes, task.shape)
-        self._grow()
+    def learn_task(self, task: Task, fit: Fit) -> None:
         earlier = [k for k, learned in enumerate(self.learned.tolist()) if learned and k != task.index]
         self.earlier = earlier[:1] if self.net.shared else earlier  # a shared head has one answer for all of them
         self.teacher = [copy.deepcopy(self.net).eval().requires_grad_(False)] if earlier else []
-        try:
-            fit(self, task)
-        finally:
-            self.earlier, self.teacher = [], []
+        fit(self, task)
         self.learned[task.index] = True
+
+    def end_learning(self) -> None:
+        self.earlier, self.teacher = [], []
 
     def loss(self, batch: Batch) -> Tensor:
         features = self.net.trunk(batch.x)

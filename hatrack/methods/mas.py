@@ -70,7 +70,7 @@ class MAS(Method):
     def _vector(self) -> Tensor:
         return values(list(self._weights().values()))
 
-    def learn(self, task: Task, fit: Fit) -> None:
+    def learn_task(self, task: Task, fit: Fit) -> None:
         fit(self, task)
         new = self.measure(task)
         self.measured.add_(1)
@@ -81,7 +81,7 @@ class MAS(Method):
         """With the penalty strength sum Omega (theta - anchor)^2 (Eq. 4)."""
         return super().loss(batch) + self.strength * (self.importance * (self._vector() - self.anchor).square()).sum()
 
-    def suspect(self, regime: Regime) -> str:
+    def explain_divergence(self, regime: Regime) -> str:
         stiffest = 2 * self.importance.max().item()  # the curvature at strength 1
         return spring(regime, self.strength * stiffest, strength=stiffest)
 

@@ -6,7 +6,7 @@ a bit. Departures from the paper: norms per task by default; owned weights are p
 Adam and weight decay can't move them either.
 """
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,8 @@ from hatrack.methods.method import Method
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms, own_tensors
 from hatrack.methods.parts.vectors import pieces, values
-from hatrack.networks.network import Network, grouped
+from hatrack.networks.heads import grouped
+from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
@@ -57,8 +58,8 @@ class PackNet(Method):
         self.register_buffer("owner", torch.zeros(count, dtype=torch.int16, device=net.example.device))
         self.register_buffer("turns", torch.zeros(0, dtype=torch.int16, device=net.example.device))
         self.biases = nn.ParameterList()  # one vector per task, if each has its own
-        self.held: list[Freeze] = []  # what earlier tasks hold while a task is learned
-        self._grow()
+        self.freezes: list[Freeze] = []  # what earlier tasks hold while a task is learned
+        self.grow()
 
     def _sort_names(self, *, own_biases: bool, own_norms: bool) -> None:
         """The parameters that tasks share: those that are packed, that stop after the first task, that each task has."""
@@ -74,7 +75,7 @@ class PackNet(Method):
     def _parameters_named(self, names: list[str]) -> list[nn.Parameter]:
         return [self.net.get_parameter(name) for name in names]
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         """A place in the order, norms and biases for every task that the network knows of."""
         self.norms.grow(len(self.net.classes))
         for _ in range(len(self.turns), len(self.net.classes)):
@@ -114,32 +115,30 @@ class PackNet(Method):
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         """Weights that came after the task are 0: selected, so that not even an infinity passes. While a task is learned,
         and before, it sees all weights."""
-        self._grow()
+        self.grow()
         if isinstance(task, Tensor):
             return grouped(self, x, task)
-        self.net.known(task)
+        self.net.check_task_id(task)
         return self._run(x, task, self._seen(task))
 
     # Learning
 
-    def learn(self, task: Task, fit: Fit) -> None:
-        self.net.expect(task.index, task.name, task.classes, task.shape)
-        self._grow()
-        try:
-            self._give_up(task.index)
-            turn = int(self.turns.max()) + 1
-            self._hold(self.owner > 0)
-            self.say_what_is_free(task)
-            fitted = fit(self, task)
-            self._prune(turn)
-            self._hold(self.owner != turn)  # the weights just pruned as well: they stay 0
-            if self.retrain:
-                fit(self, task, epochs=self.retrain, lr=self.retrain_lr * fitted.epochs[0].lr)
-            elif not (self.norms.shared and self.turns.any()):  # shared ones stay as the first task leaves them
-                self.norms.gather(self, task.index, task.train)  # statistics without the pruned weights
-            self.turns[task.index] = turn
-        finally:
-            self.held = []
+    def learn_task(self, task: Task, fit: Fit) -> None:
+        self._give_up(task.index)
+        turn = int(self.turns.max()) + 1
+        self._hold(self.owner > 0)
+        self.warn_if_full(task)
+        first = fit(self, task)
+        self._prune(turn)
+        self._hold(self.owner != turn)  # the weights just pruned as well: they stay 0
+        if self.retrain:
+            fit(self, task, epochs=self.retrain, lr=self.retrain_lr * first.epochs[0].lr)
+        elif not (self.norms.shared and self.turns.any()):  # shared ones stay as the first task leaves them
+            self.norms.gather(self, task.index, task.train)  # statistics without the pruned weights
+        self.turns[task.index] = turn
+
+    def end_learning(self) -> None:
+        self.freezes = []
 
     def _give_up(self, task: int) -> None:
         """The task counts as not learned. Later tasks read its weights; only what no finished task reads becomes free."""
@@ -150,10 +149,10 @@ class PackNet(Method):
         """Before a fit: the weights that keep their bits; and, once a task is finished, what stops after the first."""
         weights = self._parameters_named(self.packed)
         masks = pieces(frozen, weights)
-        self.held = [Freeze(weight, mask) for weight, mask in zip(weights, masks, strict=True) if mask.any()]
+        self.freezes = [Freeze(weight, mask) for weight, mask in zip(weights, masks, strict=True) if mask.any()]
         if self.turns.any():
             fixed = self._parameters_named(self.fixed)
-            self.held += [Freeze(p, torch.ones_like(p, dtype=torch.bool)) for p in fixed]
+            self.freezes += [Freeze(p, torch.ones_like(p, dtype=torch.bool)) for p in fixed]
 
     @torch.no_grad()
     def _prune(self, turn: int) -> None:
@@ -171,13 +170,13 @@ class PackNet(Method):
         assert isinstance(batch.task, int), "PackNet learns one task at a time"
         return F.cross_entropy(self._run(batch.x, batch.task, {}), batch.y)
 
-    def edit_grads(self, batch: Batch) -> None:
-        for freeze in self.held:
+    def edit_grads(self, batch: Batch, aux: Any) -> None:
+        for freeze in self.freezes:
             freeze.mask_grad()
 
     def constrain(self) -> None:
         """Weights of earlier tasks back to their exact bits; in the retraining, pruned ones back to 0."""
-        for freeze in self.held:
+        for freeze in self.freezes:
             freeze.restore()
 
     # Looking at it
@@ -197,7 +196,7 @@ class PackNet(Method):
         if not 0 <= task < len(self.turns) or not self.turns[task]:
             raise ValueError(f"task {task} is not learned, so it has nothing to release")
         self._give_up(task)
-        self.forget_name(task)
+        self.forget_task(task)
         self.norms.reset(self.net, task)
         if self.own:
             self.biases[task].copy_(values(self._parameters_named(self.own)))

@@ -12,14 +12,15 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hatrack.methods.fit import Fit, Fitted
+from hatrack.methods.fit import Fit, FitResult
 from hatrack.methods.method import Method, used_modules
 from hatrack.methods.parts.snapshot import Snapshot
 from hatrack.methods.parts.stages import Stage, stages, training_only
+from hatrack.networks.heads import grouped
 from hatrack.networks.initial_weights import initialise
-from hatrack.networks.network import Network, grouped
+from hatrack.networks.network import Network
 from hatrack.options import Option, check
-from hatrack.regime import Pace
+from hatrack.regime import LRSchedule
 from hatrack.seeds import generator, seeded
 from hatrack.tasks.split import TaskId
 from hatrack.tasks.task import Task
@@ -41,7 +42,7 @@ class Candidate(NamedTuple):
     """A path in the tournament, and its learning rate."""
 
     path: Tensor  # (layers, active)
-    pace: Pace
+    schedule: LRSchedule
 
 
 class PathNet(Method):
@@ -76,7 +77,7 @@ class PathNet(Method):
         self.register_buffer("paths", rows)  # (tasks, layers, active); -1: not learned yet
         self.learning = -1  # the task being learned, and the path it is trying
         self.path: list[list[int]] = []
-        self._grow()
+        self.grow()
 
     @torch.no_grad()
     def _new_choices(self) -> nn.ModuleList:
@@ -93,16 +94,15 @@ class PathNet(Method):
         self.features = x.shape[1]
         return choices.to(self.net.example)
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         for task in range(len(self.heads), len(self.net.classes)):
             self.heads.append(self.net.new_head(0 if self.net.shared else task, features=self.features))
             self.paths = torch.cat([self.paths, self.paths.new_full((1, *self.paths.shape[1:]), -1)])
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
-        self._grow()
         if isinstance(task, Tensor):
             return grouped(self, x, task)
-        self.net.known(task)
+        self.net.check_task_id(task)
         # A task that is not learned yet goes through the first module of every layer.
         path = self.path if task == self.learning else self.paths[task].clamp(min=0).tolist()
         for choice, genes in zip(self.choices, path, strict=True):
@@ -111,16 +111,14 @@ class PathNet(Method):
 
     # Learning
 
-    def learn(self, task: Task, fit: Fit) -> None:
-        self.net.expect(task.index, task.name, task.classes, task.shape)
-        self._grow()
+    def learn_task(self, task: Task, fit: Fit) -> None:
         self.learning = task.index
-        try:
-            frozen = self.used(besides=task.index)
-            self._restart(frozen)
-            self.paths[task.index] = self._tournament(task, fit, frozen)
-        finally:
-            self.learning = -1
+        frozen = self.used(besides=task.index)
+        self._restart(frozen)
+        self.paths[task.index] = self._tournament(task, fit, frozen)
+
+    def end_learning(self) -> None:
+        self.learning = -1
 
     def used(self, besides: int = -1) -> set[tuple[int, int]]:
         """The modules (layer, number) on the paths of finished tasks, but for one task that is learned again."""
@@ -149,7 +147,7 @@ class PathNet(Method):
         rounds = min(self.generations, regime.epochs)
         epochs = regime.epochs // rounds
         source = generator(self.net.seed, "tournament", task.index)
-        two = [Candidate(draw(len(self.pattern), self.active, self.count, source), Pace(regime)) for _ in range(2)]
+        two = [Candidate(draw(len(self.pattern), self.active, self.count, source), LRSchedule(regime)) for _ in range(2)]
         winner, lowest, best = 0, math.inf, Snapshot(self)
         for first in range(0, rounds * epochs, epochs):
             for k, candidate in enumerate(two):
@@ -157,11 +155,11 @@ class PathNet(Method):
                 if loss < lowest:
                     winner, lowest, best = k, loss, Snapshot(self)
             best.restore(self)
-            if two[winner].pace.over:
+            if two[winner].schedule.finished:
                 break
             path = two[winner].path
-            two[1 - winner] = Candidate(mutated(path, self.mutations / path.numel(), self.count, source), Pace(regime))
-            two[1 - winner].pace.lr = two[winner].pace.lr
+            two[1 - winner] = Candidate(mutated(path, self.mutations / path.numel(), self.count, source), LRSchedule(regime))
+            two[1 - winner].schedule.lr = two[winner].schedule.lr
         return two[winner].path
 
     def _train(self, one: Candidate, frozen: set[tuple[int, int]], task: Task, fit: Fit, epochs: range) -> float:
@@ -170,16 +168,16 @@ class PathNet(Method):
         free = {(layer, gene) for layer, genes in enumerate(self.path) for gene in genes} - frozen
         parts = [self.heads[task.index], *(self.part(*place) for place in free)]
         with training_only(self, [p for part in parts for p in part.parameters()]):
-            lr = one.pace.start(epochs.start)  # and no state of the optimizer: it would be the other candidate's
-            fitted: Fitted = fit(self, task, epochs=len(epochs), lr=lr, schedule="constant", keep_state=False)
+            lr = one.schedule.start(epochs.start)  # and no state of the optimizer: it would be the other candidate's
+            fitted: FitResult = fit(self, task, epochs=len(epochs), lr=lr, schedule="constant", keep_state=False)
         losses = [e.loss if e.valid_loss is None else e.valid_loss for e in fitted.epochs]
         for loss in losses:
-            one.pace.end(loss)
+            one.schedule.end(loss)
         return losses[fitted.best]
 
     # Looking at it
 
-    def size(self) -> int:
+    def num_parameters(self) -> int:
         """Without the network that it was made after."""
         return sum(p.numel() for p in [*self.choices.parameters(), *self.heads.parameters()])
 

@@ -17,7 +17,8 @@ from hatrack.methods.parts.annealing import Anneal, hardness
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.parts.vectors import pieces
-from hatrack.networks.network import Network, grouped
+from hatrack.networks.heads import grouped
+from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.regime import Regime
 from hatrack.seeds import generator
@@ -34,7 +35,7 @@ class PMASK(Method):
 
     paper: ClassVar[str] = "Raskoti, Ghimire (003)"
     needs: ClassVar[str] = "task id at test"
-    passing: ClassVar[tuple[str, ...]] = ("embeddings",)
+    transient: ClassVar[tuple[str, ...]] = ("embeddings",)
     costs: ClassVar[str] = "an embedding per weight while a task is learned, then one bit per weight and task"
 
     masks: Tensor
@@ -73,9 +74,9 @@ class PMASK(Method):
         self.register_buffer("done", torch.zeros(0, dtype=torch.bool))  # which tasks are finished
         self.register_parameter("embeddings", None)  # (weights,) of the task being learned; this and the next: see `learn`
         self.learning = 0
-        self.held: list[Freeze] = []
+        self.freezes: list[Freeze] = []
         self.price = torch.zeros(0)
-        self._grow()
+        self.grow()
 
     def _masked(self) -> list[str]:
         """The names of the parameters that have gates: those of the trunk but its norms, and of a head that tasks share."""
@@ -89,7 +90,7 @@ class PMASK(Method):
     def weights(self) -> list[nn.Parameter]:
         return [self.net.get_parameter(name) for name in self.names]
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         """Masks for every task that the network knows of: before it is learned, those that it would start with."""
         self.norms.grow(len(self.net.classes))
         device = self.net.example.device
@@ -112,10 +113,9 @@ class PMASK(Method):
         return unpack(self.masks[task], self.count)
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
-        self._grow()
         if isinstance(task, Tensor):
             return grouped(self, x, task)
-        self.net.known(task)
+        self.net.check_task_id(task)
         return self._run(x, task, self._open(task))
 
     def _open(self, task: int) -> list[Tensor]:
@@ -132,22 +132,18 @@ class PMASK(Method):
 
     # Learning
 
-    def learn(self, task: Task, fit: Fit) -> None:
-        self.net.expect(task.index, task.name, task.classes, task.shape)
-        self._grow()
-        before = self.done.clone()
+    def learn_task(self, task: Task, fit: Fit) -> None:
         self.done[task.index] = False  # a task that is learned again gives up what it had
         self._hold()
-        self.say_what_is_free(task)
+        self.warn_if_full(task)
         self.learning, self.embeddings = task.index, nn.Parameter(self._start(task.index))
-        try:
-            fit(self, task, plain={self.embeddings: self.gate_lr * self.per_unit})
-            self.norms.gather(self, task.index, task.train)  # statistics of the gates as they are from now on
-            before[task.index] = True
-            self.masks[task.index] = pack(self.embeddings > 0)
-        finally:  # after an error the finished tasks are still those that were
-            self.done.copy_(before)
-            self.embeddings, self.held = None, []
+        fit(self, task, plain={self.embeddings: self.gate_lr * self.per_unit})
+        self.norms.gather(self, task.index, task.train)  # statistics of the gates as they are from now on
+        self.masks[task.index] = pack(self.embeddings > 0)
+        self.done[task.index] = True
+
+    def end_learning(self) -> None:
+        self.embeddings, self.freezes = None, []
 
     def used(self) -> Tensor:
         """Which weights (weights,) any finished task uses."""
@@ -162,7 +158,7 @@ class PMASK(Method):
         free = (~used).float()
         self.price = free / free.sum().clamp(min=1)
         parts = zip(weights, pieces(used, weights), strict=True)
-        self.held = [Freeze(weight, part) for weight, part in parts] if used.any() else []
+        self.freezes = [Freeze(weight, part) for weight, part in parts] if used.any() else []
 
     def loss(self, batch: Batch) -> Tensor:
         assert isinstance(batch.task, int), "PMASK learns one task at a time"
@@ -175,21 +171,21 @@ class PMASK(Method):
         *weights, capacity = _Masked.apply(*given)  # type: ignore[no-untyped-call]
         return weights, capacity
 
-    def edit_grads(self, batch: Batch) -> None:
-        for freeze in self.held:
+    def edit_grads(self, batch: Batch, aux: Any) -> None:
+        for freeze in self.freezes:
             freeze.mask_grad()
 
     def constrain(self) -> None:
         """Used weights back to their exact bits."""
-        for freeze in self.held:
+        for freeze in self.freezes:
             freeze.restore(finite=False)  # closed gates select: no infinity passes
         assert self.embeddings is not None
         self.embeddings.clamp_(-LIMIT, LIMIT)
 
-    def suspect(self, regime: Regime) -> str:
+    def explain_divergence(self, regime: Regime) -> str:
         normed = [name for name in self.names if name.endswith((".weight_v", ".original1"))]
         if not normed:
-            return super().suspect(regime)
+            return super().explain_divergence(regime)
         what = f"{normed[0]} is divided by its norm, 0 where all gates of a unit are closed"
         return f"probably a division by 0: {what}: try a trunk without weight norm"
 
@@ -211,9 +207,9 @@ class PMASK(Method):
     @torch.no_grad()
     def release(self, task: int) -> None:
         """Forget a task: the weights that it alone used are free again."""
-        self.net.known(task)
-        self._grow()
-        self.forget_name(task)
+        self.net.check_task_id(task)
+        self.make_room()
+        self.forget_task(task)
         self.done[task] = False
         self.masks[task] = pack(self._start(task) > 0)
         self.norms.reset(self.net, task)

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method, used_modules
 from hatrack.methods.parts.stages import Stage, layer_like, stages, training_only
+from hatrack.networks.heads import grouped
 from hatrack.networks.initial_weights import initialise
-from hatrack.networks.network import Network, grouped
+from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.seeds import seeded
 from hatrack.tasks.split import TaskId
@@ -89,11 +90,11 @@ class PNN(Method):
         self.heads = nn.ModuleList()  # one per task
         self.register_buffer("owned", torch.zeros(0, dtype=torch.int64, device=net.example.device))
         self.learning = self.column = -1  # the task being learned, and its column
-        self._grow()
+        self.grow()
 
     # Columns
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         """A head and room for a column for every task that the network knows of."""
         for task in range(len(self.heads), len(self.net.classes)):
             self._add_column()
@@ -149,10 +150,9 @@ class PNN(Method):
         return own if own >= 0 else int(self.owned.max()) + 1
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
-        self._grow()
         if isinstance(task, Tensor):
             return grouped(self, x, task)
-        self.net.known(task)
+        self.net.check_task_id(task)
         hidden: list[list[Tensor]] = []
         for column in islice(self.columns, self.column_of(task) + 1):
             hidden.append(column(x, hidden))
@@ -160,23 +160,21 @@ class PNN(Method):
 
     # Learning
 
-    def learn(self, task: Task, fit: Fit) -> None:
-        self.net.expect(task.index, task.name, task.classes, task.shape)
-        self._grow()
+    def learn_task(self, task: Task, fit: Fit) -> None:
         column = int(self.owned.max()) + 1
         waiting = int((self.owned < 0).sum())  # tasks that have no column of their own yet
         again = bool(self.owned[task.index] >= 0)  # then it needs one more, since others may read the one it had
         while len(self.columns) < column + waiting + again:
             self._add_column()
         self.learning, self.column = task.index, column
-        try:
-            with training_only(self, [*self.columns[column].parameters(), *self.heads[task.index].parameters()]):
-                fit(self, task)
-            self.owned[task.index] = column
-        finally:
-            self.learning = self.column = -1
+        with training_only(self, [*self.columns[column].parameters(), *self.heads[task.index].parameters()]):
+            fit(self, task)
+        self.owned[task.index] = column
 
-    def size(self) -> int:
+    def end_learning(self) -> None:
+        self.learning = self.column = -1
+
+    def num_parameters(self) -> int:
         """Without the network that it was made after."""
         return sum(p.numel() for p in [*self.columns.parameters(), *self.heads.parameters()])
 

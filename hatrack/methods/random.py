@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
-from hatrack.networks.network import Network, by_task
+from hatrack.networks.heads import by_task
+from hatrack.networks.network import Network
 from hatrack.seeds import generator
 from hatrack.tasks.split import TaskId
 from hatrack.tasks.task import Task
@@ -26,9 +27,9 @@ class Random(Method):
     def __init__(self, net: Network) -> None:
         super().__init__(net)
         self.register_buffer("frequency", torch.zeros(0, 0))  # (tasks, most classes)
-        self._grow()
+        self.grow()
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         """A row for every task that the network knows of; a task not yet seen has all classes equally often."""
         if len(self.frequency) == len(self.net.classes):
             return
@@ -38,16 +39,12 @@ class Random(Method):
         table[: len(self.frequency), : self.frequency.shape[1]] = self.frequency
         self.frequency = table
 
-    def learn(self, task: Task, fit: Fit) -> None:
-        self.net.expect(task.index, task.name, task.classes, task.shape)
-        self.net.remember(task.index, task.train.view, task.train.x[0].numel())
-        self._grow()
+    def learn_task(self, task: Task, fit: Fit) -> None:
         labels = torch.cat([task.train.y, task.valid.y])
         self.frequency[task.index] = labels.bincount(minlength=self.frequency.shape[1]) / len(labels)
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         """One-hot guesses. They are drawn by place in the batch, so the same batch always gets the same guesses."""
-        self._grow()
         if isinstance(task, Tensor):
             return by_task([self(x, k) for k in range(len(self.frequency))], task)
         classes = max(self.net.classes) if self.net.shared else self.net.classes[task]

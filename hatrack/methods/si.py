@@ -6,7 +6,7 @@ added to the gradients rather than to the loss: the account needs the gradient o
 given both with one backward pass. So the loss that training reports is the plain one.
 """
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -48,37 +48,37 @@ class SI(Method):
         super().__init__(net)
         self.options = check(SI, locals())
         self.c, self.xi = c, xi
-        now = values(self.net.common()).detach()
+        now = values(self.net.shared_parameters()).detach()
         self.register_buffer("importance", torch.zeros_like(now))  # Omega
         self.register_buffer("anchor", now.clone())  # the weights after the last task
         self.register_buffer("path", torch.zeros_like(now))  # omega: what each weight has earned in this task
         for name in ("gradient", "before"):  # of the plain loss, and the weights, at the beginning of a step
             self.register_buffer(name, torch.zeros_like(now), persistent=False)
 
-    def learn(self, task: Task, fit: Fit) -> None:
-        start = values(self.net.common()).detach()
+    def learn_task(self, task: Task, fit: Fit) -> None:
+        start = values(self.net.shared_parameters()).detach()
         fit(self, task)
         self.consolidate(start)
 
     @torch.no_grad()
     def consolidate(self, start: Tensor) -> None:
         """After a task that began with the weights `start`: what each weight earned becomes importance (Eq. 5)."""
-        now = values(self.net.common())
+        now = values(self.net.shared_parameters())
         self.importance.add_(self.path / ((now - start).square() + self.xi)).relu_()
         self.anchor.copy_(now)
         self.path.zero_()
 
-    def edit_grads(self, batch: Batch) -> None:
+    def edit_grads(self, batch: Batch, aux: Any) -> None:
         """Take down the gradient of the plain loss; then add that of the penalty c sum Omega (theta - anchor)^2 (Eq. 4)."""
-        weights = self.net.common()
+        weights = self.net.shared_parameters()
         grads(weights, out=self.gradient)
         values(weights, out=self.before)
         add_to_grads(weights, (self.before - self.anchor).mul_(self.importance), 2 * self.c)
 
-    def suspect(self, regime: Regime) -> str:
+    def explain_divergence(self, regime: Regime) -> str:
         stiffest = 2 * self.importance.max().item()  # the curvature at c = 1
         return spring(regime, self.c * stiffest, c=stiffest)
 
     def constrain(self) -> None:
         """The account: minus the gradient times what the optimizer really did, whichever it is."""
-        self.path.addcmul_(self.gradient, values(self.net.common()).sub_(self.before), value=-1)
+        self.path.addcmul_(self.gradient, values(self.net.shared_parameters()).sub_(self.before), value=-1)

@@ -25,7 +25,7 @@ class StableSGD(Method):
     paper: ClassVar[str] = "Mirzadeh et al. 2020 (004)"
     needs: ClassVar[str] = "dropout layers in the network, for that ingredient; task id at test, unless the head is shared"
     costs: ClassVar[str] = "nothing"
-    instead: ClassVar[Mapping[str, str]] = {
+    replaces: ClassVar[Mapping[str, str]] = {
         "lr": "first_lr",
         "task_lr_decay": "lr_decay",
         "task_lr_floor": "lowest_lr",
@@ -77,7 +77,7 @@ class StableSGD(Method):
             batch = max(1, round(self.small_batch * self.batch_decay**task))
         return {"lr": lr, "batch": batch}
 
-    def learn(self, task: Task, fit: Fit) -> None:
+    def learn_task(self, task: Task, fit: Fit) -> None:
         fit(self, task, **self.regime(task.index))
 
 

@@ -2,19 +2,19 @@
 
 import copy
 import fnmatch
-import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from hatrack.networks.heads import by_task
 from hatrack.networks.initial_weights import Init, initialise
+from hatrack.networks.preprocessing import Preprocessing
 from hatrack.seeds import seeded
 from hatrack.tasks.split import TaskId
-from hatrack.tasks.transform import View
+from hatrack.tasks.task import Task
 from hatrack.tracing.units import last_layer
 
 
@@ -26,10 +26,6 @@ class Network(nn.Module):
     """
 
     example: Tensor
-    mean: Tensor  # how each task's raw images become what the network sees: see `split.View`
-    std: Tensor
-    pixels: Tensor
-    raw: Tensor  # how many values a raw image of each task has
 
     def __init__(
         self,
@@ -59,11 +55,7 @@ class Network(nn.Module):
         where = next((p.device for p in trunk.parameters()), example.device)
         self.register_buffer("example", example.to(where, copy=True), persistent=False)
         self.features = self._features()
-        shape = tuple(self.example.shape[1:])
-        self.register_buffer("mean", torch.zeros(0, shape[0] if len(shape) == 3 else 1, device=where))
-        self.register_buffer("std", torch.ones_like(self.mean))
-        self.register_buffer("pixels", torch.zeros(0, math.prod(shape), dtype=torch.int64, device=where))
-        self.register_buffer("raw", torch.zeros(0, dtype=torch.int64, device=where))
+        self.preprocessing = Preprocessing(tuple(self.example.shape[1:]), where)
         self.frozen = self._freeze([pattern.strip() for pattern in freeze.split(",") if pattern.strip()])
         self.classes: list[int] = []
         self.heads = nn.ModuleList()  # of nn.Linear: one per task, or a single one
@@ -140,29 +132,26 @@ class Network(nn.Module):
         else:
             self.heads.append(self.new_head(len(self.heads), classes))
         self.classes.append(classes)
-        self.mean = torch.cat([self.mean, self.mean.new_zeros(1, self.mean.shape[1])])
-        self.std = torch.cat([self.std, self.std.new_ones(1, self.std.shape[1])])
-        self.pixels = torch.cat([self.pixels, torch.arange(self.pixels.shape[1], device=self.pixels.device)[None]])
-        self.raw = torch.cat([self.raw, self.raw.new_full((1,), self.pixels.shape[1])])
+        self.preprocessing.add_task()
         return len(self.classes) - 1
 
-    def known(self, task: int) -> None:
-        """An error in one line if the network has no such task."""
+    def check_task_id(self, task: int) -> None:
+        """Raise an error in one line if the network has no such task."""
         if not 0 <= task < len(self.classes):
             raise IndexError(f"no task {task}: the network has {len(self.classes)} (add_task makes room for one more)")
 
-    def expect(self, index: int, name: str, classes: int, shape: tuple[int, ...]) -> None:
-        """An error in one line if the network has no place for such a task."""
-        if not 0 <= index < len(self.classes):
+    def check_task(self, task: Task) -> None:
+        """Raise an error in one line if the network has no place for this task."""
+        if not 0 <= task.index < len(self.classes):
             raise ValueError(
-                f"task {name!r} has number {index}, but the network knows {len(self.classes)}: add_task makes room"
+                f"task {task.name!r} has number {task.index}, but the network knows {len(self.classes)}: add_task makes room"
             )
-        room = max(self.classes) if self.shared else self.classes[index]
-        if classes > room:
-            raise ValueError(f"task {name!r} has {classes} classes, but its head has {room} outputs")
-        if shape != tuple(self.example.shape[1:]):
+        room = max(self.classes) if self.shared else self.classes[task.index]
+        if task.classes > room:
+            raise ValueError(f"task {task.name!r} has {task.classes} classes, but its head has {room} outputs")
+        if task.shape != tuple(self.example.shape[1:]):
             raise ValueError(
-                f"task {name!r} has images of shape {shape}, but the example was {tuple(self.example.shape[1:])}"
+                f"task {task.name!r} has images of shape {task.shape}, but the example was {tuple(self.example.shape[1:])}"
             )
 
     def check_precision(self, images: Tensor, what: str) -> None:
@@ -172,28 +161,15 @@ class Network(nn.Module):
             seen, own = (str(kind).removeprefix("torch.") for kind in (images.dtype, min(kinds, key=str)))
             raise ValueError(f"{what}: images are {seen}, but the trunk's weights {own}; trunk.float() makes them float32")
 
-    def remember(self, task: int, view: View, raw: int) -> None:
-        """How this task's raw images, of `raw` values each, are to be seen from now on."""
-        self.raw[task] = raw
-        self.mean[task], self.std[task] = view.mean[0], view.std[0]
-        plain = torch.arange(self.pixels.shape[1], device=self.pixels.device)
-        self.pixels[task] = plain if view.pixels is None else view.pixels[0]
+    def set_preprocessing(self, task: Task) -> None:
+        """Remember how this task's raw images are transformed, for `preprocess`."""
+        self.preprocessing.set(task.index, task.train.transform, task.train.x[0].numel())
 
-    def see(self, images: Tensor, task: TaskId) -> Tensor:
+    def preprocess(self, images: Tensor, task: TaskId) -> Tensor:
         """Raw images (uint8, or float in the units of the task's own data) as the network sees them."""
         if isinstance(task, int):
-            self.known(task)
-        row = torch.full((len(images),), task, device=images.device) if isinstance(task, int) else task
-        size, own = math.prod(images.shape[1:]), self.raw[row]
-        if not (own == size).all():
-            wanted = int(own[own != size][0])
-            raise ValueError(
-                f"raw images of this task have {wanted} values each, not {size} (shape {tuple(images.shape[1:])})"
-            )
-        shape, given = tuple(self.example.shape[1:]), tuple(images.shape[1:])
-        if len(given) == len(shape) and size == math.prod(shape) and given != shape:
-            raise ValueError(f"images are of shape {given}, but the network takes {shape}")
-        return View(shape, self.mean, self.std, self.pixels)(images, row)
+            self.check_task_id(task)
+        return self.preprocessing(images, task)  # type: ignore[no-any-return]
 
     def new_head(self, number: int, classes: int | None = None, *, features: int | None = None) -> nn.Linear:
         """A head as it is before any training, on the trunk's features or so many of a method's own; its weights depend on
@@ -203,7 +179,7 @@ class Network(nn.Module):
             initialise(head, self.init)
         return head.to(self.example.device)
 
-    def common(self) -> list[nn.Parameter]:
+    def shared_parameters(self) -> list[nn.Parameter]:
         """The parameters that tasks train in common: the trunk's, and a shared head's. A head of a single task gets no
         gradient from the others, so that nothing has to hold it."""
         heads = self.heads.parameters() if self.shared else ()
@@ -218,7 +194,7 @@ class Network(nn.Module):
         """Logits (batch, classes of the task). For one task per example they are as wide as the widest of the tasks;
         the places that a task does not own hold the lowest finite number, never minus infinity."""
         if isinstance(task, int):
-            self.known(task)
+            self.check_task_id(task)
         if self.shared:
             return self.heads[0](features)  # type: ignore[no-any-return]
         if isinstance(task, int):
@@ -227,21 +203,3 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         return self.head(self.trunk(x), task)
-
-
-def by_task(logits: list[Tensor], task: Tensor) -> Tensor:
-    """The logits of each example's own task, out of those of every task: (batch, widest), see `Network.head`."""
-    width, low = max(t.shape[1] for t in logits), torch.finfo(logits[0].dtype).min
-    rows = torch.stack([F.pad(t, (0, width - t.shape[1]), value=low) for t in logits])
-    return rows[task, torch.arange(len(task), device=task.device)]
-
-
-def grouped(forward: Callable[[Tensor, int], Tensor], x: Tensor, task: Tensor) -> Tensor:
-    """The logits of each example's own task by a forward that takes one task at a time; not for use within a step."""
-    parts = [(task == k).nonzero()[:, 0] for k in sorted(set(task.tolist()))]
-    logits = [forward(x[rows], int(task[rows[0]])) for rows in parts]
-    width, low = max(t.shape[1] for t in logits), torch.finfo(logits[0].dtype).min
-    result = logits[0].new_full((len(x), width), low)
-    for rows, part in zip(parts, logits, strict=True):
-        result[rows, : part.shape[1]] = part
-    return result

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hatrack.tasks.transform import View
+from hatrack.tasks.transform import Transform
 
 UNITS = 2.0  # floats beyond it are not in the units of bytes that are scaled to 0 to 1
 
@@ -20,7 +20,7 @@ def hold_out(count: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(order[:held]), torch.from_numpy(order[held:])
 
 
-def normal(shape: Sequence[int], mean: float | Sequence[float], std: float | Sequence[float]) -> View:
+def normalisation(shape: Sequence[int], mean: float | Sequence[float], std: float | Sequence[float]) -> Transform:
     """The view of images as they lie, normalised by one number or one per channel."""
     channels = shape[0] if len(shape) == 3 else 1
     table = []
@@ -33,10 +33,10 @@ def normal(shape: Sequence[int], mean: float | Sequence[float], std: float | Seq
         raise ValueError(f"mean must be finite, not {mean!r}")
     if not (table[1] > 0).all():
         raise ValueError(f"std must be greater than 0, not {std!r}")
-    return View(tuple(shape), *table)
+    return Transform(tuple(shape), *table)
 
 
-def store(what: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+def to_tensors(what: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     """Images as (n, channels, height, width), vectors as (n, features), labels as int64; or an error."""
     x, y = as_tensor(f"{what}: images must be numbers", x), as_tensor(f"{what}: labels must be whole numbers", y)
     if x.dim() and y.dim() and (len(x) != len(y) or y.dim() != 1):

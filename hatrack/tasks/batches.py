@@ -9,7 +9,7 @@ def count_batches(examples: int, batch: int) -> int:
     return max(1, -(-examples // batch) - (examples % batch == 1)) if batch > 1 else examples
 
 
-def cut(order: Tensor, batch: int) -> list[Tensor]:
+def split_batches(order: Tensor, batch: int) -> list[Tensor]:
     """An epoch's examples in batches. One that is left over joins the batch before: by itself it has no variance, and a
     batch norm could not train on it."""
     parts = list(torch.split(order, batch))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hatrack.tasks.transform import View, scaled
+from hatrack.tasks.transform import Transform, scaled
 
 TaskId = int | Tensor  # one task, or one per example
 
@@ -40,11 +40,11 @@ class Split:
     x: Tensor  # (images, *raw shape), uint8 or float, as stored
     y: Tensor  # (examples,), int64
     task: TaskId  # of the whole split, or (examples,)
-    view: View
+    transform: Transform
     rows: Tensor  # (examples,), int64
     augment: bool = False  # random crops and flips of what is trained on
     crops: Tensor | None = None  # (examples, 3): those of this epoch, drawn anew by the trainer
-    staged: bool = False  # the images stay in the host's memory, and a Feed brings those of the next steps to the device
+    on_host: bool = False  # the images stay in the host's memory, and a Feed brings those of the next steps to the device
 
     def __len__(self) -> int:
         return len(self.y)
@@ -53,12 +53,12 @@ class Split:
         """The images with these numbers, as stored."""
         rows = self.rows[index]
         return (
-            self.x.index_select(0, rows.to(self.x.device)).to(rows.device) if self.staged else self.x.index_select(0, rows)
+            self.x.index_select(0, rows.to(self.x.device)).to(rows.device) if self.on_host else self.x.index_select(0, rows)
         )
 
     def inputs(self, index: Tensor) -> Tensor:
         """The images with these numbers, as the network sees them, without crops."""
-        return self.view(self.raw(index), self.task[index] if isinstance(self.task, Tensor) else None)
+        return self.transform(self.raw(index), self.task[index] if isinstance(self.task, Tensor) else None)
 
     def fetch(self, index: Tensor) -> list[Tensor]:
         """What is stored of the examples with these numbers: images and labels; tasks and crops where they have any."""
@@ -70,7 +70,7 @@ class Split:
         """The batch of what was fetched; `size` is that of a full one."""
         raw, y, *others = parts
         task = others.pop(0) if isinstance(self.task, Tensor) else self.task
-        x = self.view(raw, task if isinstance(task, Tensor) else None, *others)
+        x = self.transform(raw, task if isinstance(task, Tensor) else None, *others)
         return Batch(x, y, task, step, steps, step * (size / max(1, len(self))))
 
     def take(self, index: Tensor, step: Tensor, steps: Tensor, size: int) -> Batch:
@@ -95,22 +95,24 @@ class Split:
         width = max(x[0].numel() for _, x in stores.values())
         tasks = [int(split.task) for split in splits]
         count = max(tasks) + 1
-        shape = splits[0].view.shape
-        if any(split.view.shape != shape for split in splits):
-            raise ValueError(f"tasks of different image shapes can't be joined: {[s.view.shape for s in splits]}")
+        shape = splits[0].transform.shape
+        if any(split.transform.shape != shape for split in splits):
+            raise ValueError(f"tasks of different image shapes can't be joined: {[s.transform.shape for s in splits]}")
         row = dict(zip(tasks, splits, strict=True))
-        views = [row.get(k, splits[0]).view for k in range(count)]
+        transforms = [row.get(k, splits[0]).transform for k in range(count)]
         pixels = None
-        if any(view.pixels is not None for view in views):
+        if any(transform.pixels is not None for transform in transforms):
             plain = torch.arange(math.prod(shape), device=splits[0].y.device)[None]
-            pixels = torch.cat([plain if view.pixels is None else view.pixels for view in views])
+            pixels = torch.cat([plain if transform.pixels is None else transform.pixels for transform in transforms])
         flat = [x.flatten(1) for _, x in stores.values()]
         return Split(
             x=flat[0] if len(flat) == 1 else torch.cat([F.pad(x, (0, width - x.shape[1])) for x in flat]),
             y=torch.cat([split.y for split in splits]),
             task=torch.cat([torch.full_like(split.y, k) for k, split in zip(tasks, splits, strict=True)]),
-            view=View(shape, torch.cat([v.mean for v in views]), torch.cat([v.std for v in views]), pixels),
+            transform=Transform(
+                shape, torch.cat([v.mean for v in transforms]), torch.cat([v.std for v in transforms]), pixels
+            ),
             rows=torch.cat([split.rows + stores[place(split.x)][0] for split in splits]),
             augment=splits[0].augment,
-            staged=splits[0].staged,
+            on_host=splits[0].on_host,
         )

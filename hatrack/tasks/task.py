@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hatrack.tasks.arrays import check_labels, check_units, hold_out, normal, store
+from hatrack.tasks.arrays import check_labels, check_units, hold_out, normalisation, to_tensors
 from hatrack.tasks.split import Split
-from hatrack.tasks.transform import View
+from hatrack.tasks.transform import Transform
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Task:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one image, as the network sees it."""
-        return self.train.view.shape
+        return self.train.transform.shape
 
     @classmethod
     def from_arrays(
@@ -65,8 +65,8 @@ class Task:
         index = operator.index(index)
         if index < 0:
             raise ValueError(f"the number of a task counts from 0, not {index}")
-        train = store(f"task {name!r}, training", x_train, y_train)
-        test = store(f"task {name!r}, test", x_test, y_test)
+        train = to_tensors(f"task {name!r}, training", x_train, y_train)
+        test = to_tensors(f"task {name!r}, test", x_test, y_test)
         if train[0].shape[1:] != test[0].shape[1:]:
             raise ValueError(
                 f"task {name!r}: training images are {tuple(train[0].shape[1:])}, test images {tuple(test[0].shape[1:])}"
@@ -78,7 +78,9 @@ class Task:
             raise ValueError(f"task {name!r}: classes must be a whole number, not {classes!r}") from None
         for part, (_, y) in (("training", train), ("test", test)):
             check_labels(f"task {name!r}, {part}", y, classes, every=part == "training")
-        return cls.build(index, name, classes, train, test, normal(train[0].shape[1:], mean, std), valid=valid, seed=seed)
+        return cls.build(
+            index, name, classes, train, test, normalisation(train[0].shape[1:], mean, std), valid=valid, seed=seed
+        )
 
     @classmethod
     def from_dataset(cls, index: int, name: str, train: Dataset[Any], test: Dataset[Any], **how: Any) -> Self:
@@ -97,7 +99,7 @@ class Task:
         classes: int,
         train: tuple[Tensor, Tensor],
         test: tuple[Tensor, Tensor],
-        view: View,
+        transform: Transform,
         *,
         valid: float,
         seed: int,
@@ -105,9 +107,11 @@ class Task:
     ) -> Self:
         """From stored images, of which `keep` names the rows for training and test. Nothing is checked or copied."""
         rows = keep or (torch.arange(len(train[0])), torch.arange(len(test[0])))
-        whole = Split(train[0], train[1], index, view, rows[0])
+        whole = Split(train[0], train[1], index, transform, rows[0])
         held, rest = hold_out(len(whole), valid, seed)
-        return cls(index, name, classes, whole.part(rest), whole.part(held), Split(test[0], test[1], index, view, rows[1]))
+        return cls(
+            index, name, classes, whole.part(rest), whole.part(held), Split(test[0], test[1], index, transform, rows[1])
+        )
 
 
 def _items(what: str, data: Any) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ def scaled(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class View:
+class Transform:
     """How tasks see raw images: pixel i of an image is raw pixel pixels[i] (-1: a blank), then (value - mean) / std.
 
     Permutations, rotations, padding and gray-to-colour are all such maps, so a task never copies the data it is made of.

@@ -24,14 +24,14 @@ PACE = schema.fields(
 )
 
 
-def check(kind: str, words: Mapping[str, Any]) -> None:
-    """The words of a state, of the beginning of a task or of a fit, or an error that names what is wrong in them."""
+def check_metadata(kind: str, metadata: Mapping[str, Any]) -> None:
+    """Raise an error that names what is wrong in the metadata of a state, of the beginning of a task or of a fit."""
     if kind == "fit":
-        schema.fields({"fitted": _fitted, "pace": PACE, "place": WHOLE, "saves": WHOLE, "ended": schema.flag})("", words)
+        schema.fields({"fitted": _fitted, "pace": PACE, "place": WHOLE, "saves": WHOLE, "ended": schema.flag})("", metadata)
     else:
-        rows = words.get("rows")
+        rows = metadata.get("rows")
         before = rows.get("before") if isinstance(rows, dict) else None
-        _task(words.get("task"), len(before) if isinstance(before, list) else 0)("", words)
+        _task(metadata.get("task"), len(before) if isinstance(before, list) else 0)("", metadata)
 
 
 def _fitted(where: str, value: Any, tasks: int = 2**40) -> None:
@@ -87,13 +87,13 @@ def _task(done: Any, tasks: int) -> schema.Check:
     })  # fmt: skip
 
 
-def misfit(kept: Mapping[str, Tensor], fresh: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> str:
+def misfit(tensors: Mapping[str, Tensor], fresh: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> str:
     """Why these tensors can't be a state of the fit whose first state is `fresh`; empty if they can."""
     known = {name: value for name, value in fresh.items() if not name.startswith("optimizer/")}
-    own = {name: value for name, value in kept.items() if name in known or name.startswith("method/")}
+    own = {name: value for name, value in tensors.items() if name in known or name.startswith("method/")}
     known = {name: value for name, value in known.items() if name in own or name != "random/cuda"}
     wrong = differences(known, own)
-    for name, value in kept.items():
+    for name, value in tensors.items():
         group, _, rest = name.partition("/")
         if group == "best" and differences({name: fresh.get(f"method/{rest}", value.new_zeros(0))}, {name: value}):
             wrong = wrong or f"{name} is not like the method's"
@@ -101,7 +101,7 @@ def misfit(kept: Mapping[str, Tensor], fresh: Mapping[str, Tensor], weights: Map
             weight = weights.get(rest.rpartition("/")[0])
             if weight is None or (value.dim() and value.shape != weight.shape):
                 wrong = wrong or f"{name} belongs to no weight"
-    return wrong or _not_random(kept["random/cpu"])
+    return wrong or _not_random(tensors["random/cpu"])
 
 
 def _not_random(state: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""One fit under way: the step, the epochs, and all that the rest of the fit depends on."""
+"""One fit: the training step, the loop over epochs, and the state from which an interrupted fit continues."""
 
 import math
 from collections.abc import Callable
@@ -14,22 +14,19 @@ from hatrack.engine.compiled import Compiled
 from hatrack.engine.interleaving import step_done, wait_for_gpu
 from hatrack.engine.optimizers import Optimizer, clip
 from hatrack.engine.recorded import Recorded
-from hatrack.engine.rules import watch_step
+from hatrack.engine.rules import watch_step, watched
 from hatrack.methods.divergence import NOT_THE_RATE, Diverged
 from hatrack.methods.evaluate import Evaluation
-from hatrack.methods.fit import Epoch, Fitted
+from hatrack.methods.fit import EpochResult, FitResult
 from hatrack.methods.method import Method
-from hatrack.regime import Pace, Regime
+from hatrack.regime import LRSchedule, Regime
 from hatrack.seeds import generator, seeded
-from hatrack.tasks.batches import count_batches, cut
-from hatrack.tasks.split import Split
+from hatrack.tasks.batches import count_batches, split_batches
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import draw_crops
 from hatrack.training.checkpoint import random_state, set_random_state
 from hatrack.training.checkpoint_schema import misfit
-from hatrack.training.prefetch import Feed
-
-Step = Callable[[Tensor, Tensor], Tensor]
+from hatrack.training.prefetch import Prefetcher
 
 
 class Optimizers:
@@ -44,45 +41,36 @@ class Optimizers:
         self.all = [self.main, *(Optimizer(own, [p], lr) for p, lr in zip(plain, self.lrs[1:], strict=True))]
 
     def set_lr(self, lr: float) -> None:
-        """The rate of the weights; the others fall with it."""
+        """Set the learning rate of the weights; the other rates fall in proportion."""
         for tensor, start in zip(self.lrs, self.starts, strict=True):
             tensor.fill_(start * (lr / self.starts[0]))
 
     def zero_grad(self) -> None:
+        """Drop all gradients."""
         for parameter in self.parameters:  # as the optimizers' own, in a tenth of the time
             parameter.grad = None
 
     def step(self) -> None:
+        """Move all parameters that have a gradient."""
         for optimizer in self.all:
             optimizer.step()
 
 
-def make_step(method: Method, split: Split, regime: Regime, optimizers: Optimizers) -> Callable[..., Tensor]:
-    """The step: what was fetched of a batch's examples and its place in the epoch go in, the loss comes out.
+class FitLoop:
+    """One fit of a method to a task.
 
-    These tensors are all that varies, so that the step can be recorded; `method.py` states the rule that it obeys.
+    What changes from epoch to epoch are the method, the optimizers, the schedule, the result so far and the best state;
+    an epoch depends on nothing else.
+
+    Args:
+        method: the method, whose parameters are trained.
+        task: the task; its data lie on the method's device.
+        regime: the regime of this fit.
+        plain: parameters that take plain SGD steps, with their learning rates.
+        seed: decides the order of batches, dropout and crops.
+        engine: how steps run: eagerly, compiled or recorded.
+        watch: check that every step obeys the rule of the step.
     """
-    steps = torch.full((), count_batches(len(split), regime.batch), device=split.y.device)
-
-    def step(*inputs: Tensor) -> Tensor:
-        *parts, number = inputs
-        optimizers.zero_grad()
-        batch = split.batch(parts, number, steps, regime.batch)
-        loss = method.loss(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            method.edit_grads(batch)
-            if regime.clip:
-                clip(optimizers.weights, regime.clip)
-            optimizers.step()
-            method.constrain()
-        return loss.detach()
-
-    return step
-
-
-class Course:
-    """One fit under way. What changes from epoch to epoch: the method, the optimizers, the pace, the best state so far."""
 
     def __init__(
         self,
@@ -92,156 +80,177 @@ class Course:
         plain: dict[nn.Parameter, float],
         seed: int,
         engine: Engine = "eager",
+        *,
+        watch: bool = False,
     ) -> None:
         self.method, self.task, self.regime, self.seed = method, task, regime, seed
         self.weights = {name: p for name, p in method.named_parameters() if p.requires_grad and p not in plain}
         if not self.weights:
             raise ValueError(f"task {task.name!r}: the method has no parameter to train")
-        device, batches = task.train.y.device, count_batches(len(task.train), regime.batch)
-        compiled, record = choose_engine(engine, device.type, batches * regime.epochs)
+        self.device, batches = task.train.y.device, count_batches(len(task.train), regime.batch)
+        compiled, record = choose_engine("eager" if watch else engine, self.device.type, batches * regime.epochs)
         self.optimizers = Optimizers(regime, list(self.weights.values()), plain)
-        crops = (
-            torch.zeros(len(task.train), 3, dtype=torch.int64, device=task.train.y.device) if task.train.augment else None
-        )
-        self.feed = Feed(replace(task.train, crops=crops), regime.batch)
-        self.learn_from = make_step(method, self.feed.split, regime, self.optimizers)
-        self.step: Step = lambda index, number: self.learn_from(*self.feed.split.fetch(index), number)
+        crops = torch.zeros(len(task.train), 3, dtype=torch.int64, device=self.device) if task.train.augment else None
+        self.prefetcher = Prefetcher(replace(task.train, crops=crops), regime.batch)
         # The losses of the steps of an epoch. One form for tasks of about the same size, so that they are compiled once.
-        self.losses = torch.zeros(2 ** max(10, batches.bit_length()), dtype=torch.float32, device=device)
-        self.fast = self._compiled() if compiled else None
-        self.count: Step = self._count
-        if record:
-            self.count = Recorded(self._count)
+        self.losses = torch.zeros(2 ** max(10, batches.bit_length()), dtype=torch.float32, device=self.device)
+        self.batches = torch.full((), batches, device=self.device)
+        self.compiled = self._compile() if compiled else None
+        self.step_on: Callable[..., Tensor] = self.compiled or self.train_step
+        if watch:
+            self.step_on = watched(self.train_step, method, self.optimizers.all)
+        self.step: Callable[[Tensor, Tensor], Tensor] = Recorded(self._fetch_and_step) if record else self._fetch_and_step
         self.validate = Evaluation(method, task.valid, wrap=Recorded if record else None, wait=wait_for_gpu)
-        self.pace = Pace(regime)
-        self.fitted = Fitted(task.index, engine="compiled" if compiled else "recorded" if record else "eager")
+        self.schedule = LRSchedule(regime)
+        self.result = FitResult(task.index, engine="compiled" if compiled else "recorded" if record else "eager")
         self.best: dict[str, Tensor] = {}
-        self.place = 0  # how many steps of the present epoch are done
-        self.taken_up: dict[str, Tensor] = {}  # the state of the generators, if the fit goes on within an epoch
-        self.after_step: Callable[[Course], None] | None = None
+        self.step_index = 0  # how many steps of the present epoch are done
+        self.resumed: dict[str, Tensor] = {}  # the state of the generators, if the fit continues within an epoch
+        self.after_step: Callable[[FitLoop], None] | None = None
+
+    # The step
+
+    def train_step(self, *inputs: Tensor) -> Tensor:
+        """One training step; the loss is written to `losses`.
+
+        The inputs are what was fetched of the batch's examples and, last, the number of the batch in its epoch. They are
+        all that varies from step to step, so that the step can be recorded; `methods/method.py` states the rule it obeys.
+        """
+        *parts, number = inputs
+        self.optimizers.zero_grad()
+        batch = self.prefetcher.split.batch(parts, number, self.batches, self.regime.batch)
+        found: Any = self.method.loss(batch)
+        loss, aux = found if isinstance(found, tuple) else (found, None)
+        loss.backward()
+        with torch.no_grad():
+            self.method.edit_grads(batch, aux)
+            if self.regime.clip:
+                clip(self.optimizers.weights, self.regime.clip)
+            self.optimizers.step()
+            self.method.constrain()
+            return self.losses.index_copy_(0, number, loss.detach().float())
+
+    def _fetch_and_step(self, index: Tensor, number: Tensor) -> Tensor:
+        """`step` as it is before it is recorded: the numbers of the batch's examples, and the number of the batch."""
+        return self.step_on(*self.prefetcher.split.fetch(index), number)
+
+    def _compile(self) -> Compiled:
+        """Compile the step on fetched examples, so that the size of a data set makes no other form."""
+        whole = len(split_batches(torch.arange(len(self.task.train)), self.regime.batch)[0])
+        return Compiled(self.train_step, whole, partial(watch_step, self.method, self.optimizers.all))
+
+    # Epochs
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last epoch is done."""
+        return self.schedule.finished or len(self.result.epochs) >= self.regime.epochs
 
     def epoch(self) -> None:
-        """One pass over the training data, then a look at the validation data. It depends on nothing but what is here."""
-        number = len(self.fitted.epochs)
-        self.optimizers.set_lr(self.pace.start(number))
-        loss = self._pass(number)
+        """Train on the training data once, then validate."""
+        number = len(self.result.epochs)
+        self.optimizers.set_lr(self.schedule.start(number))
+        loss = self._train(number)
         score = self.validate() if len(self.task.valid) else None
         if score is not None and not math.isfinite(score.loss):
             raise self._diverged(f"validation loss is {score.loss}")
-        self.fitted.epochs.append(Epoch(self.pace.lr, loss, *(score or (None, None))))
-        better = self.pace.end(loss if score is None else score.loss)
+        self.result.epochs.append(EpochResult(self.schedule.lr, loss, *(score or (None, None))))
+        better = self.schedule.end(loss if score is None else score.loss)
         if better and score is not None and self.regime.restore:
             self.best = {key: value.clone() for key, value in self.method.state_dict().items()}
         if better or not self.best:
-            self.fitted.best = number
+            self.result.best = number
 
-    def _pass(self, number: int) -> float:
-        """The mean loss of the examples while they are learned, read once at the end."""
-        device, sizes = self.task.train.y.device, []
+    def _train(self, epoch: int) -> float:
+        """All steps of an epoch; return the mean loss of the examples, read from the device once at the end."""
+        sizes = []
         self.method.train()
-        with seeded(self.seed, "dropout", number):
-            order = torch.randperm(len(self.task.train), generator=generator(self.seed, "batches", number)).to(device)
-            if self.feed.split.crops is not None:
-                self.feed.split.crops.copy_(draw_crops(len(order), generator(self.seed, "crops", number)))
-            places = torch.arange(count_batches(len(order), self.regime.batch), device=device)
-            if self.taken_up:
-                set_random_state(self.taken_up, device)
-            for number, (place, index) in enumerate(zip(places, self.feed(order), strict=True)):
+        with seeded(self.seed, "dropout", epoch):
+            order = torch.randperm(len(self.task.train), generator=generator(self.seed, "batches", epoch)).to(self.device)
+            if self.prefetcher.split.crops is not None:
+                self.prefetcher.split.crops.copy_(draw_crops(len(order), generator(self.seed, "crops", epoch)))
+            numbers = torch.arange(count_batches(len(order), self.regime.batch), device=self.device)
+            if self.resumed:
+                set_random_state(self.resumed, self.device)
+            for done, (number, index) in enumerate(zip(numbers, self.prefetcher(order), strict=True)):
                 sizes.append(len(index))
-                if number < self.place:
-                    continue  # done before the run was stopped
-                self.count(index, place)
-                self.place = number + 1
+                if done < self.step_index:
+                    continue  # this step was done before the run was stopped
+                self.step(index, number)
+                self.step_index = done + 1
                 step_done()
                 if self.after_step:
                     self.after_step(self)
         wait_for_gpu()
         losses = self._read_losses()
-        self.place, self.taken_up = 0, {}
+        self.step_index, self.resumed = 0, {}
         return math.fsum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
 
-    def _count(self, index: Tensor, number: Tensor) -> Tensor:
-        if self.fast:
-            return self.fast(*self.feed.split.fetch(index), number)
-        return self._keep(self.step(index, number), number)
-
-    def _keep(self, loss: Tensor, number: Tensor) -> Tensor:
-        return self.losses.index_copy_(0, number, loss.float())
-
     def _read_losses(self) -> list[float]:
-        """Of the steps of this epoch so far; an error if one is not finite."""
-        losses: list[float] = self.losses[: self.place].tolist()
+        """The losses of this epoch's steps so far; an error if one is not finite."""
+        losses: list[float] = self.losses[: self.step_index].tolist()
         for step, loss in enumerate(losses):
             if not math.isfinite(loss):
                 raise self._diverged(f"loss is {loss}", step)
         return losses
 
     def _diverged(self, what: str, step: int | None = None) -> Diverged:
-        """The error: where it happened, what is not finite, the likely cause and what to try."""
-        epoch, regime = len(self.fitted.epochs), replace(self.regime, lr=self.pace.lr or self.regime.lr)
+        """Make the error: where it happened, what is not finite, the likely cause and what to try."""
+        epoch, regime = len(self.result.epochs), replace(self.regime, lr=self.schedule.lr or self.regime.lr)
         where = f"task {self.task.name!r}, epoch {epoch + 1}"
         where += "" if step is None else f", step {step + 1} of {count_batches(len(self.task.train), self.regime.batch)}"
         untouched = epoch == 0 and step == 0
-        error = Diverged(f"{where}: the {what}; {NOT_THE_RATE if untouched else self.method.suspect(regime)}")
+        error = Diverged(f"{where}: the {what}; {NOT_THE_RATE if untouched else self.method.explain_divergence(regime)}")
         error.seen, error.may_be_the_rate = f"{where}: the {what}", not untouched
         return error
 
-    def _compiled(self) -> Compiled:
-        """The step from what was fetched on, so that the size of a data set makes no other form."""
-        whole = len(cut(torch.arange(len(self.task.train)), self.regime.batch)[0])
-        rule = partial(watch_step, self.method, self.optimizers.all)
-        return Compiled(lambda *inputs: self._keep(self.learn_from(*inputs), inputs[-1]), whole, rule)
+    # Saving and continuing
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that the rest of the fit depends on: tensors, and plain values. A fit that has diverged has none."""
+        """Everything that the rest of the fit depends on: tensors, and metadata. A fit that has diverged has none."""
         self._read_losses()
-        kept = {f"method/{key}": value for key, value in self.method.state_dict().items()}
-        kept |= {f"best/{key}": value for key, value in self.best.items()}
+        tensors = {f"method/{key}": value for key, value in self.method.state_dict().items()}
+        tensors |= {f"best/{key}": value for key, value in self.best.items()}
         for name, parameter in self.weights.items():
-            kept |= {f"optimizer/{name}/{key}": v for key, v in self.optimizers.main.state.get(parameter, {}).items()}
-        kept |= {"losses": self.losses, **random_state(self.losses.device)}
-        pace = {key: value for key, value in vars(self.pace).items() if key != "regime"}
-        return kept, {"fitted": asdict(self.fitted), "pace": pace, "place": self.place}
+            tensors |= {f"optimizer/{name}/{key}": v for key, v in self.optimizers.main.state.get(parameter, {}).items()}
+        tensors |= {"losses": self.losses, **random_state(self.device)}
+        return tensors, {"fitted": asdict(self.result), "pace": self.schedule.state(), "place": self.step_index}
 
     @torch.no_grad()
-    def take_up(self, kept: dict[str, Tensor], words: dict[str, Any]) -> None:
-        """Go on from a state."""
-        device = self.losses.device
-        if wrong := misfit(kept, self.state()[0], self.weights):
+    def load_state(self, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+        if wrong := misfit(tensors, self.state()[0], self.weights):
             raise ValueError(f"the saved state of a fit to task {self.task.name!r} does not fit: {wrong}")
         groups: dict[str, dict[str, Tensor]] = {"method": {}, "best": {}, "optimizer": {}}
-        for key, value in kept.items():
+        for key, value in tensors.items():
             group, _, name = key.partition("/")
             groups.setdefault(group, {})[name] = value
         for key, value in self.method.state_dict().items():
             value.copy_(groups["method"][key])
-        self.best = {key: value.to(device) for key, value in groups["best"].items()}
+        self.best = {key: value.to(self.device) for key, value in groups["best"].items()}
         for key, value in groups["optimizer"].items():
             name, _, what = key.rpartition("/")
-            self.optimizers.main.state[self.weights[name]][what] = value.to(device)
-        self.losses.copy_(kept["losses"])
-        self.fitted.epochs[:] = [Epoch(*epoch) for epoch in words["fitted"]["epochs"]]
-        self.fitted.best, self.fitted.halved = words["fitted"]["best"], words["fitted"]["halved"]
-        if words.get("ended"):
-            self.fitted.engine = words["fitted"]["engine"]
-        vars(self.pace).update(words["pace"])
-        self.place = words["place"]
-        self.taken_up = kept if self.place else {}
-
-    @property
-    def over(self) -> bool:
-        return self.pace.over or len(self.fitted.epochs) >= self.regime.epochs
+            self.optimizers.main.state[self.weights[name]][what] = value.to(self.device)
+        self.losses.copy_(tensors["losses"])
+        saved = metadata["fitted"]
+        self.result.epochs[:] = [EpochResult(*epoch) for epoch in saved["epochs"]]
+        self.result.best, self.result.halved = saved["best"], saved["halved"]
+        if metadata.get("ended"):
+            self.result.engine = saved["engine"]
+        self.schedule.load_state(metadata["pace"])
+        self.step_index = metadata["place"]
+        self.resumed = tensors if self.step_index else {}
 
     @torch.no_grad()
-    def close(self) -> Fitted:
-        """The best state back into the method, which is then ready to predict; no gradients are left behind."""
+    def close(self) -> FitResult:
+        """Write the best state into the method, drop all gradients and recordings, and return what the fit came to."""
         for key, value in self.method.state_dict().items():
             if key in self.best:
                 value.copy_(self.best[key])
         self.optimizers.zero_grad()
         self.method.eval()
-        if self.fast and self.fast.failed:
-            self.fitted.engine = "recorded" if isinstance(self.count, Recorded) else "eager"
-        self.count = self._count  # what was recorded gives its memory back
+        if self.compiled and self.compiled.failed:
+            self.result.engine = "recorded" if isinstance(self.step, Recorded) else "eager"
+        self.step = self._fetch_and_step  # what was recorded gives its memory back
         self.validate.forget_recording()
-        return self.fitted
+        return self.result

@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hatrack.tasks.batches import cut
+from hatrack.tasks.batches import split_batches
 from hatrack.tasks.split import Split
 
 
-class Feed:
+class Prefetcher:
     """Gives out the numbers of the examples of each batch; `split` is what the step takes them from.
 
     A split that is on the device is used as it is. For one that is staged, `split` has room for the images of a few batches
@@ -21,7 +21,7 @@ class Feed:
     def __init__(self, split: Split, batch: int, *, ahead: int = 32) -> None:
         self.source, self.batch, self.ahead = split, batch, ahead
         self.split = split
-        if split.staged:
+        if split.on_host:
             self.rows = split.rows.cpu()
             device, room = split.y.device, min(batch * ahead + 1, len(split))
             self.pinned = [_host_buffer(split, room, device) for _ in range(2)]
@@ -29,15 +29,15 @@ class Feed:
                 split,
                 x=torch.empty((room, *split.x.shape[1:]), dtype=split.x.dtype, device=device),
                 rows=torch.zeros_like(split.rows),  # where in that room each example lies now
-                staged=False,
+                on_host=False,
             )
 
     def __call__(self, order: Tensor) -> Iterator[Tensor]:
         """The batches of an epoch, in this order."""
-        if not self.source.staged:
-            yield from cut(order, self.batch)
+        if not self.source.on_host:
+            yield from split_batches(order, self.batch)
             return
-        batches = cut(order, self.batch)
+        batches = split_batches(order, self.batch)
         groups = [batches[k : k + self.ahead] for k in range(0, len(batches), self.ahead)]
         parts = [torch.cat(group) for group in groups]
         host = [part.cpu() for part in parts]

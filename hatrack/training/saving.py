@@ -1,9 +1,9 @@
 """A method in one file, to go on with months later: `save(method, path)` and `load(path, trunk)`; never a pickle.
 
 The trunk is Python code and not in the file: loading takes one of the same architecture, whatever its values. Of every
-finished task the file has a digest of the bits that it uses and its logits on the network's example (`promises.py`). Both
-are compared after loading, the logits only to a tolerance: the last bits of a product depend on the machine and on the
-build of PyTorch.
+finished task the file has a digest of the bits that it uses and its logits on the network's example
+(`methods/guarantees.py`). Both are compared after loading, the logits only to a tolerance: the last bits of a product
+depend on the machine and on the build of PyTorch.
 """
 
 import inspect
@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hatrack._version import __version__
-from hatrack.files import tensors
+from hatrack.files import tensors as tensor_files
 from hatrack.methods import METHODS
-from hatrack.methods.guarantees import check, close, digest, logits
+from hatrack.methods.guarantees import check_digests, close, digest, logits
 from hatrack.methods.method import Method
 from hatrack.methods.parts.task_norms import own_tensors
 from hatrack.networks.network import Network
+from hatrack.networks.preprocessing import current_name
 from hatrack.options import nearest, parameters
 
 FORMAT = 1
@@ -47,20 +48,19 @@ def save(method: Method, path: Path | str) -> None:
         path: the file; one that is there is replaced.
     """
     path = Path(path)
-    words = _describe(method)
+    metadata = _describe(method)
     _check_loadable(method)
-    kept = {f"logits.{task}": logits(method, task) for task in method.history}
-    if method.net.classes:
-        logits(method, len(method.net.classes) - 1)  # a method grows when it is asked about a new task
-    check(method)
+    tensors = {f"logits.{task}": logits(method, task) for task in method.history}
+    method.make_room()
+    check_digests(method)
     digests = {task: digest(method, task) for task in method.history}
     tasks = [{"index": task, "name": name, "digest": digests[task]} for task, name in method.history.items()]
     for name, value in method.state_dict().items():
         if not isinstance(value, Tensor):
             raise ValueError(f"{name} is of type {type(value).__name__}: only tensors can be kept")
-        if name not in method.passing:
-            kept[f"state.{name}"] = value
-    tensors.save(path, {**kept, "example": method.net.example}, {**words, "tasks": tasks})
+        if name not in method.transient:
+            tensors[f"state.{name}"] = value
+    tensor_files.save(path, {**tensors, "example": method.net.example}, {**metadata, "tasks": tasks})
     method.digests = {task: found for task, found in digests.items() if found}
 
 
@@ -141,64 +141,66 @@ def load(path: Path | str, trunk: nn.Module, *, method: type[Method] | None = No
         raise TypeError(f"the trunk must be an nn.Module, not {type(trunk).__name__}")
     if any(map(is_lazy, trunk.parameters())):
         raise ValueError("the trunk has weights whose shape it does not know yet: run it on an image before")
-    kept, words = _read(path)
-    state = {name.removeprefix("state."): value for name, value in kept.items() if name.startswith("state.")}
-    kind = _class(path, words["method"], method)
+    tensors, metadata = _read(path)
+    state = {name.removeprefix("state."): value for name, value in tensors.items() if name.startswith("state.")}
+    kind = _class(path, metadata["method"], method)
     own = {name.removeprefix("net.trunk."): value for name, value in state.items() if name.startswith("net.trunk.")}
-    if wrong := tensors.differences(own, trunk.state_dict()):
+    if wrong := tensor_files.differences(own, trunk.state_dict()):
         raise ValueError(f"{path}: the trunk is not like the one that was saved: {wrong}")
-    built = _build(path, kind, trunk, kept["example"], words)
+    built = _build(path, kind, trunk, tensors["example"], metadata)
     try:
         built.load_state_dict(state)
     except (RuntimeError, LookupError, AttributeError) as error:
         raise ValueError(f"{path} does not fit {kind.__name__}: {_one_line(error)}") from None
-    built.history = {task["index"]: task["name"] for task in words["tasks"]}
-    built.digests = {task["index"]: task["digest"] for task in words["tasks"] if task["digest"]}
+    built.history = {task["index"]: task["name"] for task in metadata["tasks"]}
+    built.digests = {task["index"]: task["digest"] for task in metadata["tasks"] if task["digest"]}
     built.eval()
-    _compare(path, built, kept, words["versions"])
+    _compare(path, built, tensors, metadata["versions"])
     return built
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The content of a file, with everything in it that is used later."""
-    kept, words = tensors.load(path)
-    number = words.get("format")
-    if words.get("kind") != KIND or type(number) is not int:
+    tensors, metadata = tensor_files.load(path)
+    number = metadata.get("format")
+    if metadata.get("kind") != KIND or type(number) is not int:
         raise ValueError(f"{path} holds no method: it was not written by hatrack.save")
     if number > FORMAT:
         raise ValueError(f"{path} has format {number}, newer than {FORMAT}, the newest this version can read")
-    wrong = [name for name, kind in FIELDS.items() if type(words.get(name)) is not kind]
+    wrong = [name for name, kind in FIELDS.items() if type(metadata.get(name)) is not kind]
     if not wrong:
-        wrong = [name for name, right in _contents(kept, words).items() if not right]
+        wrong = [name for name, right in _contents(tensors, metadata).items() if not right]
     if wrong:
         raise ValueError(f"{path} holds no whole method: {', '.join(wrong)} missing or wrong")
-    return kept, words
+    return {current_name(name): value for name, value in tensors.items()}, metadata
 
 
-def _contents(kept: Mapping[str, Tensor], words: Mapping[str, Any]) -> dict[str, bool]:
+def _contents(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> dict[str, bool]:
     """Is each part what it should be? The sizes are those of tensors in the file, so that none takes memory by a lie."""
-    classes, shared = words["classes"], words["heads"] == "shared"
-    widths = [kept[name].shape[:1].numel() for k in range(len(classes)) if (name := f"state.net.heads.{k}.weight") in kept]
+    classes, shared = metadata["classes"], metadata["heads"] == "shared"
+    widths = [
+        tensors[name].shape[:1].numel() for k in range(len(classes)) if (name := f"state.net.heads.{k}.weight") in tensors
+    ]
     if shared and widths:
         widths = [min(count, widths[0]) if type(count) is int else 0 for count in classes]
-    tasks = [task if isinstance(task, dict) else {} for task in words["tasks"]]
+    tasks = [task if isinstance(task, dict) else {} for task in metadata["tasks"]]
     numbers = [task.get("index") for task in tasks]
     right = [
         type(number) is int
         and 0 <= number < len(classes)
         and isinstance(task.get("name"), str)
         and isinstance(task.get("digest"), str)
-        and f"logits.{number}" in kept
-        and kept[f"logits.{number}"].is_floating_point()
+        and f"logits.{number}" in tensors
+        and tensors[f"logits.{number}"].is_floating_point()
         for task, number in zip(tasks, numbers, strict=True)
     ]
     return {
         "classes": classes == widths,
-        "built": 0 <= words["built"] <= len(classes),
-        "example": "example" in kept,
+        "built": 0 <= metadata["built"] <= len(classes),
+        "example": "example" in tensors,
         "tasks": all(right) and len(set(numbers)) == len(numbers),
-        "frozen": all(isinstance(name, str) for name in words["frozen"]),
-        "stopped": all(isinstance(name, str) for name in words["stopped"]),
+        "frozen": all(isinstance(name, str) for name in metadata["frozen"]),
+        "stopped": all(isinstance(name, str) for name in metadata["stopped"]),
     }
 
 
@@ -215,39 +217,38 @@ def _class(path: Path, name: str, given: type[Method] | None) -> type[Method]:
     return found
 
 
-def _build(path: Path, kind: type[Method], trunk: nn.Module, example: Tensor, words: Mapping[str, Any]) -> Method:
+def _build(path: Path, kind: type[Method], trunk: nn.Module, example: Tensor, metadata: Mapping[str, Any]) -> Method:
     """The method as it was before any learning, with room for the tasks that came later."""
     known = parameters(kind)
-    for name in words["options"]:
+    for name in metadata["options"]:
         if name not in known:
             raise ValueError(f"{path}: {kind.__name__} has no option {name!r} in this version; {nearest(name, known)}")
-    options = {name: tuple(v) if isinstance(v, list) else v for name, v in words["options"].items()}  # JSON has no tuples
-    if missing := set(words["frozen"]) - set(dict(trunk.named_modules())):
+    options = {name: tuple(v) if isinstance(v, list) else v for name, v in metadata["options"].items()}  # JSON has no tuples
+    if missing := set(metadata["frozen"]) - set(dict(trunk.named_modules())):
         raise ValueError(f"{path}: the trunk is not like the one that was saved: it lacks {sorted(missing)[0]}")
     for name, parameter in trunk.named_parameters():
-        parameter.requires_grad_(name not in words["stopped"])
-    classes, built = words["classes"], words["built"]
+        parameter.requires_grad_(name not in metadata["stopped"])
+    classes, built = metadata["classes"], metadata["built"]
     try:
-        net = Network(trunk, classes[:built], example, heads=words["heads"], init=words["init"], seed=words["seed"])
-        net.frozen = words["frozen"]
+        net = Network(trunk, classes[:built], example, heads=metadata["heads"], init=metadata["init"], seed=metadata["seed"])
+        net.frozen = metadata["frozen"]
         method = kind(net, **options)
         for count in classes[built:]:
             net.add_task(count)
-        if classes:
-            logits(method, len(classes) - 1)  # a method grows when it is asked about a new task
+        method.make_room()
     except (RuntimeError, TypeError, LookupError, ValueError) as error:
         raise ValueError(f"{path}: {kind.__name__} can't be built on this trunk: {_one_line(error)}") from None
     return method
 
 
-def _compare(path: Path, method: Method, kept: Mapping[str, Tensor], versions: Mapping[str, Any]) -> None:
+def _compare(path: Path, method: Method, tensors: Mapping[str, Tensor], versions: Mapping[str, Any]) -> None:
     """Every finished task is what it was: its bits exactly, its logits nearly."""
     try:
-        check(method)
+        check_digests(method)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     for task, name in method.history.items():
-        then, now = kept[f"logits.{task}"], logits(method, task)
+        then, now = tensors[f"logits.{task}"], logits(method, task)
         if not close(then, now, TOLERANCE):
             raise ValueError(
                 f"{path}: task {task} ({name!r}) answers differently than when it was saved (by hatrack "

@@ -114,7 +114,7 @@ def test_pmnist_with_a_plain_first_task(arrays):
 def test_many_permutations_are_all_different():
     # r_k * 100 + k is the same number for two tasks of this seed
     tasks = pmnist(49, data="sample", tasks=101)
-    assert len({t.test.view.pixels.numpy().tobytes() for t in tasks}) == 101
+    assert len({t.test.transform.pixels.numpy().tobytes() for t in tasks}) == 101
 
 
 def test_pmnist_without_normalisation(arrays):
@@ -124,10 +124,10 @@ def test_pmnist_without_normalisation(arrays):
 
 def test_fresh_permutations_differ_every_time():
     one, two = (pmnist(0, data="sample", tasks=3, first="plain", permutations="fresh") for _ in range(2))
-    assert torch.equal(one[0].test.view.pixels, two[0].test.view.pixels), "the plain task stays plain"
+    assert torch.equal(one[0].test.transform.pixels, two[0].test.transform.pixels), "the plain task stays plain"
     for a, b in zip(one[1:], two[1:], strict=True):
-        assert not torch.equal(a.test.view.pixels, b.test.view.pixels)
-        assert sorted(a.test.view.pixels.flatten().tolist()) == list(range(784))
+        assert not torch.equal(a.test.transform.pixels, b.test.transform.pixels)
+        assert sorted(a.test.transform.pixels.flatten().tolist()) == list(range(784))
         assert torch.equal(a.train.rows, b.train.rows), "all else is the seed's"
 
 
@@ -155,7 +155,7 @@ def test_pmnist_blocks(arrays):
     tasks = pmnist_blocks(0, data="sample")
     assert [t.name for t in tasks] == ["plain", "blocks 1", "blocks 2", "blocks 3", "blocks 4"]
     np.testing.assert_allclose(everything(tasks[0].test)[:, 0], arrays["mnist"]["x_test"] / 255, atol=1e-6)
-    maps = [t.test.view.pixels[0] for t in tasks]
+    maps = [t.test.transform.pixels[0] for t in tasks]
     assert len({m.numpy().tobytes() for m in maps}) == 5
     for pixels in maps:
         assert torch.equal(pixels.sort().values, torch.arange(784))
@@ -163,7 +163,7 @@ def test_pmnist_blocks(arrays):
         assert torch.equal(cut - cut[:, :1, :1], (torch.arange(7)[:, None] * 28 + torch.arange(7)).expand(16, 7, 7))
     assert len({t.train.x.data_ptr() for t in tasks}) == 1
     other = pmnist_blocks(1, data="sample")
-    assert not torch.equal(other[1].test.view.pixels, tasks[1].test.view.pixels)
+    assert not torch.equal(other[1].test.transform.pixels, tasks[1].test.transform.pixels)
 
 
 # Rotated

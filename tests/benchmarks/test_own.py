@@ -170,8 +170,8 @@ def test_images_are_measured_and_resized_in_parts(tmp_path, monkeypatch, most):
     np.savez(tmp_path / "colour.npz", x_train=x, y_train=np.arange(10) % 2, x_test=x[:4], y_test=np.arange(4) % 2)
     (task,) = own(0, tasks=write(tmp_path, '[[task]]\nname="a"\ndata="colour.npz"\n'), valid=0.0)
     values = x.astype(np.float64) / 255
-    np.testing.assert_allclose(task.train.view.mean[0], values.mean((0, 2, 3)), rtol=1e-6)
-    np.testing.assert_allclose(task.train.view.std[0], values.std((0, 2, 3), ddof=1), rtol=1e-6)
+    np.testing.assert_allclose(task.train.transform.mean[0], values.mean((0, 2, 3)), rtol=1e-6)
+    np.testing.assert_allclose(task.train.transform.std[0], values.std((0, 2, 3), ddof=1), rtol=1e-6)
     small = to_shape(torch.from_numpy(x), (3, 4, 4))
     monkeypatch.undo()
     assert torch.equal(small, to_shape(torch.from_numpy(x), (3, 4, 4)))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hatrack import Record, Regime, Run
+from hatrack import Record, Regime, Run, run
 from hatrack.__main__ import main
 from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
 from hatrack.benchmarks.cifar import cifar, cifar10_5, cifar100_5, cifar100_20
@@ -17,7 +17,6 @@ from hatrack.benchmarks.mixture import Norm, in_colour, measured, mixture, mixtu
 from hatrack.benchmarks.mnist import pmnist
 from hatrack.datasets import sources
 from hatrack.datasets.sources import Source
-from hatrack.experiments import run
 from hatrack.networks import NETWORKS
 from hatrack.tasks.split import Split
 
@@ -303,7 +302,7 @@ def test_ten_tasks_take_the_memory_of_one(monkeypatch):
     tasks = pmnist(0)
     assert time.perf_counter() - began < 5
     splits = [split for task in tasks for split in (task.train, task.valid, task.test)]
-    stores = {t.data_ptr(): t.untyped_storage().nbytes() for s in splits for t in (s.x, s.y, s.rows, s.view.pixels)}
+    stores = {t.data_ptr(): t.untyped_storage().nbytes() for s in splits for t in (s.x, s.y, s.rows, s.transform.pixels)}
     assert 54e6 < sum(stores.values()) < 80e6
 
 

@@ -9,10 +9,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hatrack import METHODS, Method, Network, Regime, Trainer
-from hatrack.engine import compiled
-from hatrack.engine import decompositions as formulas
+from hatrack.engine import compiled, decompositions
 from hatrack.engine.choice import can_compile
-from hatrack.engine.compiled import Compiled, noted
+from hatrack.engine.compiled import Compiled, capture
 from tests.helpers.learning import ISOLATED, OPTIMIZERS, learn, logits, make
 from tests.helpers.toys import toy_tasks
 
@@ -96,7 +95,7 @@ def test_noting_down_changes_nothing(as_noted):
 
 def test_everything_that_a_function_uses_becomes_an_input():
     weight, table = torch.nn.Parameter(torch.ones(3)), torch.arange(4.0)
-    graph, tensors = noted(lambda index: table[index] @ weight, (torch.tensor([0, 1, 3]),))
+    graph, tensors = capture(lambda index: table[index] @ weight, (torch.tensor([0, 1, 3]),))
     assert {t.data_ptr() for t in tensors} == {weight.data_ptr(), table.data_ptr()}
     assert not [node for node in graph.graph.nodes if node.op == "get_attr"]
     other = [2 * t for t in tensors]
@@ -146,7 +145,7 @@ class Counting(Method):
         self.register_buffer("bank", torch.zeros(3, 4))
         self.rows, self.row = [self.bank[k] for k in range(3)], 0
 
-    def learn(self, task, fit):
+    def learn_task(self, task, fit):
         self.row = task.index
         fit(self, task)
 
@@ -203,7 +202,7 @@ def test_random_numbers_that_nobody_uses_are_drawn_all_the_same():
         torch.rand(3)
         return x + torch.rand(1)
 
-    graph, _ = noted(step, (torch.zeros(1),))
+    graph, _ = capture(step, (torch.zeros(1),))
     torch.manual_seed(0)
     expected = step(torch.zeros(1))
     torch.manual_seed(0)
@@ -311,7 +310,7 @@ def test_dropout_that_is_drawn_a_second_time_is_not_compiled(as_noted):
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(formulas, "on_gpu", lambda x: True)
+    monkeypatch.setattr(decompositions, "on_gpu", lambda x: True)
 
 
 @needs_a_compiler

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hatrack.engine import decompositions as formulas
-from hatrack.engine.compiled import noted
+from hatrack.engine import decompositions
+from hatrack.engine.compiled import capture
 
 WIDE = torch.float64
 
@@ -13,7 +13,7 @@ WIDE = torch.float64
 @pytest.mark.parametrize(("stride", "padding"), [([1, 1], [0, 0]), ([1, 1], [1, 2]), ([2, 1], [1, 2]), ([3, 2], [0, 1])])
 @pytest.mark.parametrize("last", [False, True])
 def test_a_convolution_is_a_product_with_patches(stride, padding, last, monkeypatch):
-    monkeypatch.setattr(formulas, "few", lambda *_: True)
+    monkeypatch.setattr(decompositions, "few", lambda *_: True)
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(6, 5, 12, 11, dtype=WIDE, generator=draw)
     x = x.contiguous(memory_format=torch.channels_last) if last else x
@@ -22,41 +22,41 @@ def test_a_convolution_is_a_product_with_patches(stride, padding, last, monkeypa
     expected = F.conv2d(x, weight, bias, stride, padding)
     how = ([1, 1], False, [0, 0], 1)
     mine = [t.detach() for t in (x, weight, bias)]
-    found = formulas.convolution(*mine, stride, padding, *how)
+    found = decompositions.convolution(*mine, stride, padding, *how)
     torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=1e-12)
     assert found.is_contiguous(memory_format=torch.channels_last)
     grad = torch.randn(expected.shape, dtype=WIDE, generator=draw)
     wanted = torch.autograd.grad(expected, (weight, bias), grad)
-    nothing, *given = formulas.convolution_backward(grad, *mine[:2], [7], stride, padding, *how, [False, True, True])
+    nothing, *given = decompositions.convolution_backward(grad, *mine[:2], [7], stride, padding, *how, [False, True, True])
     assert nothing is None
     for one, two in zip(given, wanted, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
-    assert formulas.convolution_backward(grad, *mine[:2], None, stride, padding, *how, [False, True, False])[2] is None
-    formulas.seen.clear()
+    assert decompositions.convolution_backward(grad, *mine[:2], None, stride, padding, *how, [False, True, False])[2] is None
+    decompositions.seen.clear()
 
 
 def test_patches_are_made_once_for_both_ways_and_not_mixed_up():
     x, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
-    one = formulas.patches(x, weight, [1, 1], [0, 0])
-    assert formulas.patches(x, weight, [1, 1], [0, 0]) is one
-    assert formulas.patches(x, weight, [2, 2], [0, 0]).shape == (2 * 9, 27)
-    assert formulas.patches(x.clone(), weight, [1, 1], [0, 0]) is not one
-    formulas.seen.clear()
+    one = decompositions.patches(x, weight, [1, 1], [0, 0])
+    assert decompositions.patches(x, weight, [1, 1], [0, 0]) is one
+    assert decompositions.patches(x, weight, [2, 2], [0, 0]).shape == (2 * 9, 27)
+    assert decompositions.patches(x.clone(), weight, [1, 1], [0, 0]) is not one
+    decompositions.seen.clear()
 
 
 def test_a_narrow_product():
     x, weight = torch.randn(6, 50), torch.randn(50, 3)
-    torch.testing.assert_close(formulas.sums(x, weight), (x.double() @ weight.double()).float(), rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(decompositions.sums(x, weight), (x.double() @ weight.double()).float(), rtol=1e-6, atol=1e-5)
 
 
 def test_on_a_cpu_products_stay_as_they_are():
     x, weight = torch.randn(6, 3, 8, 8), torch.randn(4, 3, 3, 3)
     how = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    assert formulas.convolution(x, weight, None, *how) is NotImplemented
-    assert formulas.convolution_backward(x, x, weight, [4], *how, [False, True, True]) is NotImplemented
-    assert formulas.narrow_product(torch.zeros(2), x.flatten(1), torch.randn(192, 2)) is NotImplemented
-    assert formulas.dropout(x.contiguous(memory_format=torch.channels_last), 0.2, True) is NotImplemented
-    assert formulas.max_pool_backward(x, x, [1, 1], [1, 1], [0, 0], [1, 1], False, x) is NotImplemented
+    assert decompositions.convolution(x, weight, None, *how) is NotImplemented
+    assert decompositions.convolution_backward(x, x, weight, [4], *how, [False, True, True]) is NotImplemented
+    assert decompositions.narrow_product(torch.zeros(2), x.flatten(1), torch.randn(192, 2)) is NotImplemented
+    assert decompositions.dropout(x.contiguous(memory_format=torch.channels_last), 0.2, True) is NotImplemented
+    assert decompositions.max_pool_backward(x, x, [1, 1], [1, 1], [0, 0], [1, 1], False, x) is NotImplemented
 
 
 def test_lists_of_tensors():
@@ -64,19 +64,19 @@ def test_lists_of_tensors():
     one, two = ([t.clone() for t in draws] for _ in range(2))
     torch._foreach_mul_(one, torch.tensor(0.3))
     torch._foreach_add_(one, 2)
-    formulas.scaled(two, torch.tensor(0.3))
-    formulas.counted(two, 2)
+    decompositions.scaled(two, torch.tensor(0.3))
+    decompositions.counted(two, 2)
     assert all(map(torch.equal, one, two))
 
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_the_norm_of_all(gpu, monkeypatch):
-    monkeypatch.setattr(formulas, "on_gpu", lambda x: gpu)
-    monkeypatch.setattr(formulas, "SMALL", 7)
+    monkeypatch.setattr(decompositions, "on_gpu", lambda x: gpu)
+    monkeypatch.setattr(decompositions, "SMALL", 7)
     tensors = [torch.randn(4, 5), torch.randn(7), torch.zeros(3), torch.randn(2, 3, dtype=WIDE)]
     expected = sum(float(value) ** 2 for t in tensors for value in t.flatten()) ** 0.5
-    torch.testing.assert_close(formulas.norm(tensors).double(), torch.tensor(expected, dtype=WIDE))
-    graph, _ = noted(lambda *given: formulas.norm(list(given)), tuple(tensors))
+    torch.testing.assert_close(decompositions.norm(tensors).double(), torch.tensor(expected, dtype=WIDE))
+    graph, _ = capture(lambda *given: decompositions.norm(list(given)), tuple(tensors))
     torch.testing.assert_close(graph(*tensors).double(), torch.tensor(expected, dtype=WIDE))
     assert ("cat" in graph.code) is gpu
     assert "foreach" not in graph.code
@@ -85,7 +85,7 @@ def test_the_norm_of_all(gpu, monkeypatch):
 @pytest.mark.parametrize("kind", [torch.complex64, torch.float16])
 def test_norms_whose_squares_would_be_wrong_or_too_large(kind):
     tensors = (torch.full((2,), 300, dtype=kind), torch.full((2,), 400, dtype=kind))
-    graph, _ = noted(lambda *given: formulas.norm(list(given)), tensors)
+    graph, _ = capture(lambda *given: decompositions.norm(list(given)), tensors)
     assert graph(*tensors).isfinite()
     torch.testing.assert_close(graph(*tensors).real.float(), torch.tensor(500000.0).sqrt(), rtol=1e-3, atol=0)
 
@@ -93,21 +93,21 @@ def test_norms_whose_squares_would_be_wrong_or_too_large(kind):
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(("size", "shape"), [([2, 2], (3, 4, 7, 6)), ([3, 2], (2, 5, 7, 9)), ([1, 1], (2, 3, 4, 4))])
 def test_the_gradient_of_windows_side_by_side(size, shape, last, monkeypatch):
-    monkeypatch.setattr(formulas, "on_gpu", lambda x: True)
+    monkeypatch.setattr(decompositions, "on_gpu", lambda x: True)
     x = torch.randint(0, 4, shape).double()  # equal numbers in many windows
     x = (x.contiguous(memory_format=torch.channels_last) if last else x).requires_grad_()
     out, found = F.max_pool2d(x, size, return_indices=True)
     grad = torch.randn_like(out)
     (expected,) = torch.autograd.grad(out, x, grad)
     how = ([0, 0], [1, 1], False, found)
-    given = formulas.max_pool_backward(grad, x.detach(), size, size, *how)
+    given = decompositions.max_pool_backward(grad, x.detach(), size, size, *how)
     assert torch.equal(given, expected)
     assert given.stride() == x.stride()
-    assert torch.equal(formulas.max_pool_backward(grad, x.detach(), size, [], *how), expected)
+    assert torch.equal(decompositions.max_pool_backward(grad, x.detach(), size, [], *how), expected)
 
 
 def test_windows_that_overlap_or_leave_the_image_stay_as_they_are(monkeypatch):
-    monkeypatch.setattr(formulas, "on_gpu", lambda x: True)
+    monkeypatch.setattr(decompositions, "on_gpu", lambda x: True)
     x = torch.randn(2, 3, 8, 8)
     for stride, padding, dilation, ceil in (
         ([1, 1], [0, 0], [1, 1], False),
@@ -115,16 +115,16 @@ def test_windows_that_overlap_or_leave_the_image_stay_as_they_are(monkeypatch):
         ([2, 2], [0, 0], [2, 1], False),
         ([2, 2], [0, 0], [1, 1], True),
     ):
-        given = formulas.max_pool_backward(x, x, [2, 2], stride, padding, dilation, ceil, x)
+        given = decompositions.max_pool_backward(x, x, [2, 2], stride, padding, dilation, ceil, x)
         assert given is NotImplemented
-    assert formulas.max_pool_backward(x[0], x[0], [2, 2], [2, 2], [0, 0], [1, 1], False, x[0]) is NotImplemented
+    assert decompositions.max_pool_backward(x[0], x[0], [2, 2], [2, 2], [0, 0], [1, 1], False, x[0]) is NotImplemented
 
 
 def test_dropout_keeps_the_channels_last(monkeypatch):
-    monkeypatch.setattr(formulas, "on_gpu", lambda x: True)
+    monkeypatch.setattr(decompositions, "on_gpu", lambda x: True)
     x = torch.rand(8, 6, 9, 7).contiguous(memory_format=torch.channels_last) + 1
     torch.manual_seed(0)
-    out, mask = formulas.dropout(x, 0.2, True)
+    out, mask = decompositions.dropout(x, 0.2, True)
     torch.manual_seed(0)
     expected = torch.native_dropout(x.permute(0, 2, 3, 1).contiguous(), 0.2, True)  # drawn in the order of memory
     assert torch.equal(out.permute(0, 2, 3, 1), expected[0])
@@ -132,16 +132,16 @@ def test_dropout_keeps_the_channels_last(monkeypatch):
     assert out.stride() == mask.stride() == x.stride()
     torch.testing.assert_close(out, torch.where(mask, x / 0.8, 0))
     assert 0.7 < mask.float().mean() < 0.9
-    assert formulas.dropout(x.contiguous(), 0.2, True) is NotImplemented
+    assert decompositions.dropout(x.contiguous(), 0.2, True) is NotImplemented
     part = x[1:]  # it begins elsewhere in memory
-    out, mask = formulas.dropout(part, 0.2, True)
+    out, mask = decompositions.dropout(part, 0.2, True)
     torch.testing.assert_close(out, torch.where(mask, part / 0.8, 0))
 
 
 def test_narrow_products_keep_the_precision(monkeypatch):
-    monkeypatch.setattr(formulas, "on_gpu", lambda x: True)
+    monkeypatch.setattr(decompositions, "on_gpu", lambda x: True)
     for kind in (torch.float64, torch.complex64):
         x, weight, bias = (torch.ones(shape, dtype=kind) for shape in ((4, 5), (5, 3), (3,)))
-        assert formulas.narrow_product(bias, x, weight) is NotImplemented
+        assert decompositions.narrow_product(bias, x, weight) is NotImplemented
     x, weight, bias = torch.randn(4, 5), torch.randn(5, 3), torch.randn(3)
-    torch.testing.assert_close(formulas.narrow_product(bias, x, weight), torch.addmm(bias, x, weight))
+    torch.testing.assert_close(decompositions.narrow_product(bias, x, weight), torch.addmm(bias, x, weight))

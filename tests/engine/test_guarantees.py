@@ -1,4 +1,4 @@
-"""What docs/guarantees.md promises on a CPU, cell by cell; tests/gpu/test_guarantees.py has the others."""
+"""What docs/guarantees.md guarantees on a CPU, cell by cell; tests/gpu/test_guarantees.py has the others."""
 
 import copy
 from contextlib import contextmanager
@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from hatrack import HAT, Method, Network, Regime, Trainer
-from hatrack.engine import compiled
-from hatrack.engine import decompositions as formulas
+from hatrack.engine import compiled, decompositions
 from hatrack.engine.choice import can_compile
 from hatrack.seeds import seeded
 from tests.helpers.killing import assert_same, killed_at, spec, to_the_end
@@ -35,7 +34,7 @@ def test_eager(number):
     assert_same_bits(one, two)
 
 
-def test_another_number_of_threads_changes_no_weight_of_an_earlier_task():
+def test_another_task_number_threads_changes_no_weight_of_an_earlier_task():
     """The logits of one number of threads may differ from those of another in rounding; each stays what it was."""
     tasks = pictures()
     method = convolutional(tasks)
@@ -134,9 +133,9 @@ def test_steps_as_they_are_noted_down_for_a_gpu_are_the_same_steps(trunk, kind, 
     """On a CPU, and not compiled. Without dropout, which follows the order of images in memory."""
     monkeypatch.setattr(compiled, "_compiled", lambda graph, *_: copy.deepcopy(graph))
     monkeypatch.setattr(compiled, "_known", {})
-    monkeypatch.setattr(formulas, "on_gpu", lambda x: True)
-    by_patches, used = formulas.by_patches, []
-    monkeypatch.setattr(formulas, "by_patches", lambda *how: used.append(how[0].shape[1]) or by_patches(*how))
+    monkeypatch.setattr(decompositions, "on_gpu", lambda x: True)
+    by_patches, used = decompositions.by_patches, []
+    monkeypatch.setattr(decompositions, "by_patches", lambda *how: used.append(how[0].shape[1]) or by_patches(*how))
     states = []
     for engine in ("eager", "compiled"):
         task = pictures(1)[0]

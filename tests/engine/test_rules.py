@@ -1,4 +1,4 @@
-"""The rule of the step, broken on purpose in every way that the check promises to notice."""
+"""The rule of the step, broken on purpose in every way that the check guarantees to notice."""
 
 import random
 
@@ -20,7 +20,7 @@ class IfOnATensor(Method):
 
 
 class Item(Method):
-    def edit_grads(self, batch):
+    def edit_grads(self, batch, aux):
         for p in self.parameters():
             if p.grad is not None:
                 p.grad.mul_(batch.step.item())
@@ -74,7 +74,7 @@ class Numpy(Method):
 
 
 class ToList(Method):
-    def edit_grads(self, batch):
+    def edit_grads(self, batch, aux):
         batch.y.tolist()
 
 

@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from hatrack.engine import interleaving as turns
-from hatrack.experiments import parallel as fleet
+from hatrack.engine import interleaving
+from hatrack.experiments import parallel
 from hatrack.training.checkpoint import Stopped, stopping
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ def stand_ins(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", lambda device=None: Stream())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(turns, "STEPS", 1)
+    monkeypatch.setattr(interleaving, "STEPS", 1)
 
 
 def test_each_run_draws_what_it_would_draw_alone():
@@ -51,13 +51,13 @@ def test_each_run_draws_what_it_would_draw_alone():
         drawn = []
         for _ in range(3 + number):
             drawn.append(torch.rand(()).item())
-            turns.step_done()
-        turns.wait_for_gpu()
+            interleaving.step_done()
+        interleaving.wait_for_gpu()
         return [*drawn, torch.rand(()).item()]
 
     torch.manual_seed(7)
     outside = torch.get_rng_state()
-    together = turns.side_by_side([lambda n=n: run(n) for n in range(5)], CPU, 3)
+    together = interleaving.side_by_side([lambda n=n: run(n) for n in range(5)], CPU, 3)
     assert torch.equal(torch.get_rng_state(), outside)
     for number, drawn in enumerate(together):
         torch.manual_seed(7)
@@ -74,9 +74,9 @@ def test_one_at_a_time():
             time.sleep(0.0005)
             most.append(at_once)
             at_once -= 1
-            turns.step_done()
+            interleaving.step_done()
 
-    turns.side_by_side([run] * 4, CPU, 4)
+    interleaving.side_by_side([run] * 4, CPU, 4)
     assert max(most) == 1
 
 
@@ -85,11 +85,11 @@ def test_the_first_error_is_raised_and_nothing_begins_after_it():
 
     def fails(number):
         begun.append(number)
-        turns.step_done()
+        interleaving.step_done()
         raise ValueError(f"run {number} is broken")
 
     with pytest.raises(ValueError, match="run 0 is broken"):
-        turns.side_by_side([lambda n=n: fails(n) for n in range(6)], CPU, 2)
+        interleaving.side_by_side([lambda n=n: fails(n) for n in range(6)], CPU, 2)
     assert begun in ([0], [0, 1])
 
 
@@ -99,19 +99,19 @@ def test_a_wait_that_fails_gives_the_turn_back_once(monkeypatch):
     def fails():
         for _ in range(5):  # until the others wait for their turns
             time.sleep(0.002)
-            turns.step_done()
+            interleaving.step_done()
         monkeypatch.setattr(Stream, "fails", True)
-        turns.wait_for_gpu()
+        interleaving.wait_for_gpu()
 
     def goes_on():
         for _ in range(30):
             most.append(busy.acquire(blocking=False))
             time.sleep(0.001)
             busy.release()
-            turns.step_done()
+            interleaving.step_done()
 
     with pytest.raises(RuntimeError, match="CUDA error"):
-        turns.side_by_side([fails, goes_on, goes_on], CPU, 3)
+        interleaving.side_by_side([fails, goes_on, goes_on], CPU, 3)
     assert all(most)
 
 
@@ -119,18 +119,18 @@ def test_if_one_fails_the_others_save_and_stop():
     steps = []
 
     def fails():
-        turns.step_done()
+        interleaving.step_done()
         raise ValueError("broken")
 
     def goes_on():
         for step in range(1000):
-            if stopping.is_set():  # as a journal does
+            if stopping.is_set():  # as a checkpointer does
                 raise Stopped("saved")
             steps.append(step)
-            turns.step_done()
+            interleaving.step_done()
 
     with pytest.raises(ValueError, match="broken"):
-        fleet._in_threads([fails, goes_on, goes_on], CPU, 3)
+        parallel._in_threads([fails, goes_on, goes_on], CPU, 3)
     assert len(steps) < 10
     assert not stopping.is_set(), "later runs go on"
 
@@ -142,11 +142,11 @@ def test_if_somebody_asks_for_an_end_all_stop():
                 stopping.set()
             if stopping.is_set():
                 raise Stopped("saved")
-            turns.step_done()
+            interleaving.step_done()
 
     try:
         with pytest.raises(Stopped, match="saved"):
-            fleet._in_threads([lambda n=n: goes_on(n) for n in range(3)], CPU, 3)
+            parallel._in_threads([lambda n=n: goes_on(n) for n in range(3)], CPU, 3)
         assert stopping.is_set()
     finally:
         stopping.clear()

@@ -11,8 +11,8 @@ import pytest
 
 from hatrack import Record, Regime
 from hatrack.experiments.parallel import carry_out
-from hatrack.experiments.run import journal_of
-from hatrack.training.checkpoint import Journal, Stopped, stopping
+from hatrack.experiments.run import folder_of
+from hatrack.training.checkpoint import Checkpointer, Stopped, stopping
 from tests.helpers.killing import assert_same, here, start, wait_for
 from tests.helpers.runs import small
 
@@ -43,7 +43,10 @@ def test_a_run_that_is_named_twice_is_run_once(tmp_path):
 def test_an_error_in_one_process_reaches_the_user(tmp_path, capfd):
     """And nothing else does, such as complaints of processes that were just starting. The others stop and are saved."""
     runs = [small("hat", seed, regime=Regime(epochs=1000, patience=1000)) for seed in range(3)]
-    with journal_of(runs[0], tmp_path), pytest.raises(ValueError, match=f"{runs[0].name} is being run by another process"):
+    with (
+        folder_of(runs[0], tmp_path),
+        pytest.raises(ValueError, match=f"{runs[0].name} is being run by another process"),
+    ):
         carry_out(runs, tmp_path, parallel=2)
     assert capfd.readouterr() == ("", "")
     assert not list(tmp_path.glob("*.json")), "nobody waited for the others"
@@ -53,14 +56,14 @@ def test_a_stop_of_runs_that_replace_their_records(tmp_path, monkeypatch):
     """Those that were not begun are not taken for finished afterwards."""
     runs = [small(seed=seed) for seed in range(3)]
     old = carry_out(runs, tmp_path)
-    begin = Journal.begin
+    begin = Checkpointer.begin_task
 
     def stop_in_the_second(self, *how):
         if self.spec["seed"] == 1:
             stopping.set()
         begin(self, *how)
 
-    monkeypatch.setattr(Journal, "begin", stop_in_the_second)
+    monkeypatch.setattr(Checkpointer, "begin_task", stop_in_the_second)
     with pytest.raises(Stopped, match="1 of 3 runs are finished, and the same command without --again goes on"):
         carry_out(runs, tmp_path, again=True)
     monkeypatch.undo()

@@ -8,8 +8,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from hatrack import Record, Regime, Run
-from hatrack.experiments import run
+from hatrack import Record, Regime, Run, run
 from hatrack.experiments.run import build
 from hatrack.methods.evaluate import evaluate
 from tests.helpers.runs import small

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from hatrack import METHODS, Regime, Run, Trainer
-from hatrack.experiments import run
-from hatrack.tasks.device import move
+from hatrack import METHODS, Regime, Run, Trainer, run
+from hatrack.tasks.device import all_to_device
 from tests.helpers.learning import ISOLATED, OPTIMIZERS, learn, logits, make
 from tests.helpers.toys import toy_tasks
 
@@ -20,7 +19,7 @@ def test_learns_on_the_gpu_as_on_the_cpu(name):
     tasks = toy_tasks(2)
     results = []
     for device in ("cpu", "cuda"):
-        placed = move(tasks, device)
+        placed = all_to_device(tasks, device)
         method = make(name, tasks).to(device)
         for module in method.modules():
             if isinstance(module, torch.nn.Dropout):
@@ -34,7 +33,7 @@ def test_learns_on_the_gpu_as_on_the_cpu(name):
 @pytest.mark.parametrize("name", ISOLATED)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_earlier_tasks_are_unchanged_bit_for_bit(name, optimizer):
-    tasks = move(toy_tasks(3), "cuda")
+    tasks = all_to_device(toy_tasks(3), "cuda")
     method = make(name, tasks).to("cuda")
     fit = Trainer(Regime(epochs=4, batch=16, **OPTIMIZERS[optimizer]))
     method.learn(tasks[0], fit)
@@ -46,7 +45,7 @@ def test_earlier_tasks_are_unchanged_bit_for_bit(name, optimizer):
 @pytest.mark.parametrize("name", METHODS)
 def test_recorded_steps_are_the_same_steps(name):
     """Bit for bit, over two tasks of more than 50 steps each; a warning would say that nothing was recorded."""
-    tasks = move(toy_tasks(2), "cuda")
+    tasks = all_to_device(toy_tasks(2), "cuda")
     states = []
     for engine in ("eager", "recorded"):
         method = make(name, tasks).to("cuda")
@@ -78,7 +77,7 @@ def test_runs_side_by_side_are_the_runs_one_by_one(tmp_path):
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("name", METHODS)
 def test_no_step_waits_for_the_gpu(name):
-    tasks = move(toy_tasks(2), "cuda")
+    tasks = all_to_device(toy_tasks(2), "cuda")
     method = make(name, tasks).to("cuda")
 
     class Strict(Trainer):
@@ -105,8 +104,8 @@ def test_images_that_stay_in_the_host_s_memory(name):
     tasks = toy_tasks(2, train=400)
     results = []
     for room in (None, 1):
-        placed = move(tasks, "cuda", room=room)
-        assert placed[0].train.staged == (room == 1)
+        placed = all_to_device(tasks, "cuda", room=room)
+        assert placed[0].train.on_host == (room == 1)
         assert placed[0].train.x.is_cuda == (room is None)
         method = make(name, tasks).to("cuda")
         learn(method, placed, Trainer(Regime(epochs=3, batch=4, lr=0.1)))

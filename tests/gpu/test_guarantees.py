@@ -1,13 +1,12 @@
-"""What docs/guarantees.md promises on a GPU, cell by cell."""
+"""What docs/guarantees.md guarantees on a GPU, cell by cell."""
 
 import pytest
 import torch
 
-from hatrack import Regime, Run, Trainer
-from hatrack.engine.precision import numbers
-from hatrack.experiments import run
+from hatrack import Regime, Run, Trainer, run
+from hatrack.engine.precision import precision_scope
 from hatrack.experiments.parallel import carry_out
-from hatrack.tasks.device import move
+from hatrack.tasks.device import all_to_device
 from tests.helpers.killing import Killed, assert_same, killed_at, to_the_end
 from tests.helpers.pictures import assert_same_bits, convolutional, learned, pictures
 
@@ -20,7 +19,7 @@ GPU = torch.device("cuda")
     [(e, p) for e in ("eager", "recorded", "compiled") for p in ("float32", "tf32", "bfloat16")],
 )
 def test_nothing_is_forgotten_and_the_same_run_gives_the_same_bits(engine, precision):
-    with numbers(precision, GPU):
+    with precision_scope(precision, GPU):
         (one, unchanged), (two, _) = learned(engine, "cuda"), learned(engine, "cuda")
     assert unchanged
     assert_same_bits(one, two)
@@ -28,7 +27,7 @@ def test_nothing_is_forgotten_and_the_same_run_gives_the_same_bits(engine, preci
 
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
 def test_a_recorded_run_is_the_eager_run(precision):
-    with numbers(precision, GPU):
+    with precision_scope(precision, GPU):
         assert_same_bits(learned("eager", "cuda")[0], learned("recorded", "cuda")[0])
 
 
@@ -37,8 +36,8 @@ def test_a_compiled_run_without_dropout_is_the_eager_run_but_for_rounding():
     states = []
     for engine in ("eager", "compiled"):
         method = convolutional(pictures(1), "cuda", dropout=0.0)
-        with numbers("float32", GPU):
-            method.learn(move(pictures(1), "cuda")[0], Trainer(Regime(epochs=2, batch=16, lr=0.02), engine=engine))
+        with precision_scope("float32", GPU):
+            method.learn(all_to_device(pictures(1), "cuda")[0], Trainer(Regime(epochs=2, batch=16, lr=0.02), engine=engine))
         states.append(method.state_dict())
     for key, value in states[0].items():
         torch.testing.assert_close(states[1][key], value, rtol=1e-3, atol=1e-3)

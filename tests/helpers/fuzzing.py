@@ -15,7 +15,7 @@ import pytest
 
 from hatrack import Record, Regime, Trainer
 from hatrack.__main__ import main
-from hatrack.training.checkpoint import Journal
+from hatrack.training.checkpoint import Checkpointer
 from hatrack.training.saving import save
 from tests.helpers import mutations
 from tests.helpers.killing import SAME, Killed
@@ -121,16 +121,16 @@ def finished(root: Path) -> None:
 
 def killed(*words: str, after: int) -> None:
     """In its second task, after so many steps of it."""
-    tick, steps = Journal.tick, []
+    tick, steps = Checkpointer.after_step, []
 
-    def deadly(self: Journal, course: Any) -> None:
+    def deadly(self: Checkpointer, course: Any) -> None:
         tick(self, course)
         steps.append(course.task.index)
         if steps.count(1) == after:
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Journal, "tick", deadly)
+        patch.setattr(Checkpointer, "after_step", deadly)
         with pytest.raises(Killed):
             program(*words)
 

@@ -7,10 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from hatrack import Record, Regime, Run
+from hatrack import Record, Regime, Run, run
 from hatrack.__main__ import main
-from hatrack.experiments import run
-from hatrack.training.checkpoint import Journal
+from hatrack.training.checkpoint import Checkpointer
 
 SAME = ("spec", "tasks", "parameters", "before", "accuracy", "loss", "train_loss", "without_task_id", "curves", "usage")
 
@@ -36,15 +35,15 @@ def spec(method: str, seed: int = 0, **regime: object) -> Run:
 
 def killed_at(monkeypatch, chance: float, seed: int, most: int):
     """Every step may be the last; `most` kills in all."""
-    draw, tick, kills = random.Random(seed), Journal.tick, []
+    draw, tick, kills = random.Random(seed), Checkpointer.after_step, []
 
     def deadly(self, course):
         tick(self, course)
         if len(kills) < most and draw.random() < chance:
-            kills.append(course.place)
+            kills.append(course.step_index)
             raise Killed
 
-    monkeypatch.setattr(Journal, "tick", deadly)
+    monkeypatch.setattr(Checkpointer, "after_step", deadly)
     return kills
 
 

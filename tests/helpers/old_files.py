@@ -18,9 +18,8 @@ from hatrack.experiments import record
 from hatrack.experiments.run import _run
 from hatrack.networks import mlp
 from hatrack.seeds import seeded
-from hatrack.training import checkpoint
-from hatrack.training import saving as keep
-from hatrack.training.checkpoint import Journal
+from hatrack.training import checkpoint, saving
+from hatrack.training.checkpoint import Checkpointer
 from hatrack.training.saving import save
 from tests.helpers.toys import toy_tasks
 
@@ -74,15 +73,15 @@ def make_models(folder: Path) -> None:
 def carry_on(folder: Path, spec: dict[str, str], steps: int = 0) -> Record:
     """The run from where its states in this folder stand, to its end or for so many steps of its second task."""
     fit, done = trainer(), []
-    fit.journal = journal = Journal(folder, spec)
+    fit.checkpointer = checkpointer = Checkpointer(folder, spec)
 
     def tick(course):
         done.append(course.task.index)
         if steps and done.count(1) == steps:
-            journal.keep(course)
+            checkpointer.save_fit(course)
             raise KeyboardInterrupt
 
-    journal.tick = tick
+    checkpointer.after_step = tick
     return _run(Run("smnist", "hat"), tasks(), method("hat", known=3), fit, time.perf_counter())
 
 
@@ -97,7 +96,7 @@ def make_run(folder: Path) -> None:
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    formats = {make_models: f"models-{keep.FORMAT}", make_run: f"run-{checkpoint.FORMAT}-{record.SCHEMA}"}
+    formats = {make_models: f"models-{saving.FORMAT}", make_run: f"run-{checkpoint.FORMAT}-{record.SCHEMA}"}
     for make, name in formats.items():
         (DATA / name).mkdir(parents=True, exist_ok=True)
         make(DATA / name)

@@ -5,7 +5,7 @@ from torch import nn
 
 from hatrack import HAT, Network, Regime, Trainer
 from hatrack.seeds import seeded
-from hatrack.tasks.device import move
+from hatrack.tasks.device import all_to_device
 from hatrack.tasks.task import Task
 from tests.helpers.learning import logits
 from tests.helpers.toys import toy_tasks
@@ -30,7 +30,7 @@ def pictures(count: int = 3) -> list[Task]:
 
 def learned(engine: str, device: str = "cpu", dropout: float = 0.2) -> tuple[HAT, bool]:
     """The method after three tasks, and whether the first one answers as before the others were learned."""
-    tasks = move(pictures(), device)
+    tasks = all_to_device(pictures(), device)
     method = convolutional(pictures(), device, dropout)
     fit = Trainer(Regime(epochs=4, batch=16, **HARD), engine=engine)
     method.learn(tasks[0], fit)

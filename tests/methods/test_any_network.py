@@ -73,7 +73,7 @@ def test_many_random_networks_forget_nothing(plan):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_plain_sgd_does_forget_on_them(optimizer):
-    """The control: the same training moves the logits of a method that promises nothing."""
+    """The control: the same training moves the logits of a method that guarantees nothing."""
     for block, norm in (("residual", "batch"), ("excited", "none"), ("concatenated", "group")):
         pairs = random_pairs("sgd", Plan((block,), norm, "relu", 8, "flat", 0), optimizer)
         assert varied(pairs)

@@ -11,14 +11,13 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from hatrack import METHODS, Diverged, Method, Network, Regime, Run, Trainer
+from hatrack import METHODS, Diverged, Method, Network, Regime, Run, Trainer, run
 from hatrack.__main__ import main
-from hatrack.experiments import run
 from hatrack.experiments.parallel import carry_out
 from hatrack.files import tensors
 from hatrack.methods.parts.vectors import values
 from hatrack.reporting.report import report
-from hatrack.training.checkpoint import Journal
+from hatrack.training.checkpoint import Checkpointer
 from hatrack.training.trainer import HALVINGS
 from tests.helpers.commands import SHORT
 from tests.helpers.killing import OFTEN, Killed, assert_same, killed_at, to_the_end
@@ -115,7 +114,7 @@ def test_a_diverged_state_is_never_saved(tmp_path):
     said = []
     for minutes in (5.0, OFTEN):
         fit = Trainer(Regime(epochs=5, batch=16))
-        fit.journal = Journal(tmp_path / f"{minutes}.part", {}, minutes=minutes)
+        fit.checkpointer = Checkpointer(tmp_path / f"{minutes}.part", {}, minutes=minutes)
         method = mine(Bursting, at=5)
         with pytest.raises(Diverged) as caught:
             method.learn(toy_tasks(1)[0], fit)
@@ -132,10 +131,10 @@ def test_a_diverged_state_is_never_saved(tmp_path):
 
 def test_the_usual_suspect():
     method = mine(Method)
-    assert method.suspect(Regime(lr=0.3)) == (
+    assert method.explain_divergence(Regime(lr=0.3)) == (
         "probably the learning rate is too large: try one under 0.3, or --on-divergence halve"
     )
-    assert method.suspect(Regime(lr=0.3, clip=0.0, on_divergence="halve")) == (
+    assert method.explain_divergence(Regime(lr=0.3, clip=0.0, on_divergence="halve")) == (
         "probably the learning rate is too large: try one under 0.3, or clip gradients (--clip)"
     )
 
@@ -160,7 +159,7 @@ def pulled(name, monkeypatch, regime, **changes):
     stiff.copy_(torch.linspace(0, 3, stiff.numel()) if stiff.dim() else torch.tensor(1.0))
     method.anchor.add_(1)
     Trainer(regime)(method, tasks[0])
-    away = (values(method.net.common()) - method.anchor).square()
+    away = (values(method.net.shared_parameters()) - method.anchor).square()
     return ((stiff * away).mean() / stiff.mean()).item()
 
 
@@ -201,14 +200,16 @@ def test_momentum_bears_a_stiffer_spring(share, monkeypatch):
 
 def test_a_spring_that_is_not_to_blame_is_not_suspected(monkeypatch):
     method = make("ewc", toy_tasks(1))
-    assert "too large: try one under 0.05" in method.suspect(Regime()), "the first task has no springs"
+    assert "too large: try one under 0.05" in method.explain_divergence(Regime()), "the first task has no springs"
     method.fisher.fill_(1000.0)
-    assert "times the penalty" not in method.suspect(Regime()), "the limit of 10 holds them"
-    assert "times the penalty" in method.suspect(Regime(lr=0.3))
-    assert "times the penalty" not in method.suspect(Regime(lr=0.3, optimizer="adam")), "its steps don't grow with a slope"
+    assert "times the penalty" not in method.explain_divergence(Regime()), "the limit of 10 holds them"
+    assert "times the penalty" in method.explain_divergence(Regime(lr=0.3))
+    assert "times the penalty" not in method.explain_divergence(Regime(lr=0.3, optimizer="adam")), (
+        "its steps don't grow with a slope"
+    )
     method.limit = 0.0
     method.fisher[3] = math.inf
-    assert method.suspect(Regime()).startswith("the penalty itself is not finite")
+    assert method.explain_divergence(Regime()).startswith("the penalty itself is not finite")
 
 
 def test_pmask_on_weights_that_are_divided_by_their_norm():
@@ -217,7 +218,7 @@ def test_pmask_on_weights_that_are_divided_by_their_norm():
     method = METHODS["pmask"](Network(trunk, [3], tasks[0].train.inputs(torch.arange(2))), c=20.0)
     with pytest.raises(Diverged, match=r"division by 0: trunk\.1\.\S+original1 is divided by its norm.*without weight norm"):
         method.learn(tasks[0], Trainer(Regime(epochs=60, batch=8)))
-    assert "learning rate is too large" in make("pmask", tasks).suspect(Regime())
+    assert "learning rate is too large" in make("pmask", tasks).explain_divergence(Regime())
 
 
 # Half the learning rate
@@ -230,7 +231,7 @@ class Steep(Method):
         super().__init__(net)
         self.own = nn.Parameter(torch.ones(3))
 
-    def learn(self, task, fit):
+    def learn_task(self, task, fit):
         fit(self, task, plain={self.own: 0.1})
 
     def loss(self, batch):
@@ -256,24 +257,24 @@ def test_halving_ends_where_the_smaller_rate_would(how):
     Trainer(Regime(lr=0.0125, **HALVE, **how))(twin, task, plain={twin.own: 0.025})
     assert twin.own.abs().max() < 1e-3
     assert all(torch.equal(a, b) for a, b in zip(method.state_dict().values(), twin.state_dict().values(), strict=True))
-    assert fit.past[method].fits == {0: 1}, "one fit, whatever came before"
+    assert fit.carried[method].fits == {0: 1}, "one fit, whatever came before"
 
 
 def test_a_fit_goes_on_with_the_rate_that_it_was_halved_to(tmp_path, monkeypatch):
     (task,) = toy_tasks(1)
 
     def deadly(self, course):
-        if course.fitted.halved == 2 and len(course.fitted.epochs) == 3 and course.place == 5:
-            self.keep(course)
+        if course.result.halved == 2 and len(course.result.epochs) == 3 and course.step_index == 5:
+            self.save_fit(course)
             raise Killed
 
     def fresh():
         fit = Trainer(Regime(lr=0.05, **HALVE, on_divergence="halve"))
-        fit.journal = Journal(tmp_path / "steep.part", {})
+        fit.checkpointer = Checkpointer(tmp_path / "steep.part", {})
         return mine(Steep), fit
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "tick", deadly)
+        patch.setattr(Checkpointer, "after_step", deadly)
         method, fit = fresh()
         with pytest.warns(UserWarning, match="begins again"), pytest.raises(Killed):
             method.learn(task, fit)
@@ -336,16 +337,16 @@ def test_a_run_that_halves_goes_on_to_the_same_record_when_killed(tmp_path, monk
     assert second["epochs"][0]["lr"] == 0.05 / 2 ** second["halved"]
     assert whole.halvings == f"diverged, so that the learning rate was halved: 'digits 5-9' {second['halved']} x"
     kills = killed_at(monkeypatch, 0.07, seed=3, most=12)
-    tick, seen = Journal.tick, []
+    tick, seen = Checkpointer.after_step, []
 
     def noted(self, course):
         count = len(kills)
         try:
             tick(self, course)
         finally:
-            seen.extend([course.fitted.halved] * (len(kills) - count))
+            seen.extend([course.result.halved] * (len(kills) - count))
 
-    monkeypatch.setattr(Journal, "tick", noted)
+    monkeypatch.setattr(Checkpointer, "after_step", noted)
     with pytest.warns(UserWarning, match="begins again"):
         again = to_the_end(spec, tmp_path / "again", save_every=OFTEN)
     assert len(set(seen)) > 2, "killed before and after halvings"

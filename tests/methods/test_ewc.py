@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hatrack import METHODS, Method, Network, Regime, Trainer
-from hatrack.methods import evaluate
+from hatrack import METHODS, Method, Network, Regime, Trainer, evaluate
 from hatrack.methods.ewc import EWC
 from hatrack.methods.parts.vectors import grads, set_values, values
 from hatrack.networks import mlp
@@ -38,7 +37,7 @@ def history(ewc: EWC, tasks: int) -> tuple[list[Tensor], list[Tensor]]:
         some[: size // 8] = False
         fishers.append(torch.rand(size, generator=draw, dtype=torch.float64) * some)
         anchors.append(torch.randn(size, generator=draw, dtype=torch.float64))
-        set_values(ewc.net.common(), anchors[-1])
+        set_values(ewc.net.shared_parameters(), anchors[-1])
         ewc.consolidate(fishers[-1])
     return fishers, anchors
 
@@ -58,10 +57,10 @@ def test_springs_to_all_tasks_are_one_spring():
         theta.requires_grad_()
         expected = sum_over_tasks(theta)
         (slope,) = torch.autograd.grad(expected, theta)
-        set_values(ewc.net.common(), theta.detach())
+        set_values(ewc.net.shared_parameters(), theta.detach())
         ewc.zero_grad()
         ewc.penalty().backward()
-        torch.testing.assert_close(grads(ewc.net.common()), slope, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(grads(ewc.net.shared_parameters()), slope, rtol=1e-10, atol=1e-10)
         assert ewc.penalty().item() + constant == pytest.approx(expected.item(), rel=1e-10)
 
 
@@ -90,7 +89,7 @@ def test_anchors_last_mean_and_online_by_hand():
         torch.testing.assert_close(ewc.fisher, stiffness(fishers))
         assert torch.equal(ewc.anchor, positions[-1])
         assert ewc.penalty().item() == 0
-        set_values(ewc.net.common(), positions[0])
+        set_values(ewc.net.shared_parameters(), positions[0])
         by_hand = 3 / 2 * (stiffness(fishers) * (positions[0] - positions[-1]) ** 2).sum()
         assert ewc.penalty().item() == pytest.approx(by_hand.item())
 
@@ -101,7 +100,7 @@ def test_the_fisher_is_that_of_the_task_just_learned(heads):
     ewc = make(tasks, heads=heads)
     fit = Trainer(Regime(epochs=3, batch=16, lr=0.1))
     ewc.learn(tasks[0], fit)
-    weights = ewc.net.common()
+    weights = ewc.net.shared_parameters()
     assert len(weights) == (4 if heads == "shared" else 2)
     first, at_first = loop(ewc, tasks[0].train, 0, weights), values(weights).detach()
     torch.testing.assert_close(ewc.fisher, first, rtol=1e-4, atol=1e-9)
@@ -118,7 +117,7 @@ def test_importance_ones_is_plain_l2():
     ewc = make(tasks, importance="ones", anchors="last", strength=0.5)
     learn(ewc, tasks[:1])
     assert torch.equal(ewc.fisher, torch.ones_like(ewc.fisher))
-    set_values(ewc.net.common(), ewc.anchor + 2)
+    set_values(ewc.net.shared_parameters(), ewc.anchor + 2)
     assert ewc.penalty().item() == pytest.approx(0.5 / 2 * 4 * len(ewc.anchor))
 
 
@@ -182,10 +181,10 @@ def test_no_spring_is_stiffer_than_the_limit():
     for limit, within in ((0.0, 40.0), (7.0, 7.0)):
         ewc = make(tasks, strength=100.0, limit=limit, importance="ones").double()
         ewc.fisher.copy_(torch.linspace(0, 0.4, len(ewc.fisher)))
-        set_values(ewc.net.common(), ewc.anchor + 0.5)
+        set_values(ewc.net.shared_parameters(), ewc.anchor + 0.5)
         ewc.penalty().backward()
         stiffness = torch.linspace(0, 40, len(ewc.fisher), dtype=torch.float64).clamp(max=within)
-        torch.testing.assert_close(grads(ewc.net.common()), stiffness * 0.5, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(grads(ewc.net.shared_parameters()), stiffness * 0.5, rtol=1e-5, atol=1e-6)
         assert ewc.penalty().item() == pytest.approx((stiffness * 0.125).sum().item(), rel=1e-5)
 
 
@@ -279,7 +278,7 @@ def test_the_penalty_is_in_the_loss():
     learn(ewc, tasks, Trainer(Regime(epochs=4, batch=16, lr=0.01)))
     batch = tasks[1].train.take(torch.arange(16), torch.tensor(0), torch.tensor(1), 16)
     plain = F.cross_entropy(ewc(batch.x, 1), batch.y)
-    set_values(ewc.net.common(), ewc.anchor + 0.1)
+    set_values(ewc.net.shared_parameters(), ewc.anchor + 0.1)
     shifted = F.cross_entropy(ewc(batch.x, 1), batch.y)
     assert ewc.loss(batch).item() == pytest.approx((shifted + 200 / 2 * 0.01 * ewc.fisher.sum()).item(), rel=1e-4)
     assert shifted != plain

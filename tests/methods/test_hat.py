@@ -103,7 +103,7 @@ def test_the_gradient_of_embeddings_is_the_paper_s_for_open_and_closed_units(s):
     step = round((s - 1 / 400) / (400 - 1 / 400) * 10**6)
     batch = place(step, 10**6 + 1)._replace(x=x, y=y)
     hat.loss(batch).backward()
-    hat.edit_grads(batch)
+    hat.edit_grads(batch, None)
 
     weights = {name: p.detach().double() for name, p in hat.net.named_parameters()}
     e = hat.embeddings[0].detach().double().requires_grad_()

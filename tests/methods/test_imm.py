@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hatrack import METHODS, Method, Network, Regime, Trainer
-from hatrack.methods import evaluate
+from hatrack import METHODS, Method, Network, Regime, Trainer, evaluate
 from hatrack.methods.parts.vectors import grads, set_values, values
 from hatrack.networks import mlp
 from hatrack.seeds import seeded
@@ -28,11 +27,14 @@ def make(tasks, kind, *, trunk=None, known=None, heads="multi", **options) -> Me
 
 def made_up(method: Method, count: int) -> list[list[torch.Tensor]]:
     draw = torch.Generator().manual_seed(0)
-    return [[torch.randn(p.shape, generator=draw, dtype=torch.float64) for p in method.net.common()] for _ in range(count)]
+    return [
+        [torch.randn(p.shape, generator=draw, dtype=torch.float64) for p in method.net.shared_parameters()]
+        for _ in range(count)
+    ]
 
 
 def put(method: Method, weights: list[torch.Tensor]) -> None:
-    for parameter, value in zip(method.net.common(), weights, strict=True):
+    for parameter, value in zip(method.net.shared_parameters(), weights, strict=True):
         parameter.data.copy_(value)
 
 
@@ -43,12 +45,12 @@ def test_the_mean_is_over_all_tasks(heads):
     for number, weights in enumerate(tasks):
         put(method, weights)
         method.merge()
-        for k, parameter in enumerate(method.net.common()):
+        for k, parameter in enumerate(method.net.shared_parameters()):
             expected = torch.zeros_like(parameter)
             for earlier in tasks[: number + 1]:
                 expected += earlier[k] / (number + 1)
             torch.testing.assert_close(parameter.data, expected, rtol=1e-12, atol=1e-12)
-        assert torch.equal(method.anchor, values(method.net.common()))
+        assert torch.equal(method.anchor, values(method.net.shared_parameters()))
 
 
 def test_alpha_is_the_share_of_the_new_task():
@@ -57,7 +59,7 @@ def test_alpha_is_the_share_of_the_new_task():
     for weights in tasks:
         put(method, weights)
         method.merge()
-    for k, parameter in enumerate(method.net.common()):
+    for k, parameter in enumerate(method.net.shared_parameters()):
         expected = 0.7 * (0.7 * tasks[0][k] + 0.3 * tasks[1][k]) + 0.3 * tasks[2][k]
         torch.testing.assert_close(parameter.data, expected, rtol=1e-12, atol=1e-12)
 
@@ -73,9 +75,9 @@ def test_the_mode_weighs_by_fisher_information():
     for weights, fisher in zip(tasks, fishers, strict=True):
         put(method, weights)
         method.merge(fisher)
-        method.anchor.copy_(values(method.net.common()).detach())
+        method.anchor.copy_(values(method.net.shared_parameters()).detach())
     flat = [torch.cat([w.reshape(-1) for w in weights]) for weights in tasks]
-    merged = values(method.net.common())
+    merged = values(method.net.shared_parameters())
     for i in range(size):
         total = sum(fisher[i] for fisher in fishers)
         expected = sum(f[i] * w[i] for f, w in zip(fishers, flat, strict=True)) / total if total else flat[-1][i]
@@ -95,20 +97,22 @@ def test_learning_merges_what_tasks_share(kind, heads):
     fits = [Trainer(Regime(epochs=3, batch=16, lr=0.1)) for _ in range(2)]
     for one, fit in zip((method, plain), fits, strict=True):
         one.learn(tasks[0], fit)
-    assert torch.equal(values(method.net.common()), values(plain.net.common())), "after one task there is nothing to merge"
-    before = values(method.net.common()).detach()
-    first = loop(plain, tasks[0].train, 0, plain.net.common())
+    assert torch.equal(values(method.net.shared_parameters()), values(plain.net.shared_parameters())), (
+        "after one task there is nothing to merge"
+    )
+    before = values(method.net.shared_parameters()).detach()
+    first = loop(plain, tasks[0].train, 0, plain.net.shared_parameters())
     for one, fit in zip((method, plain), fits, strict=True):
         one.learn(tasks[1], fit)
-    now = values(plain.net.common()).detach()  # as trained
+    now = values(plain.net.shared_parameters()).detach()  # as trained
     if kind == "imm-mean":
         expected = (before + now) / 2
     else:
-        second = loop(plain, tasks[1].train, 1, plain.net.common())
+        second = loop(plain, tasks[1].train, 1, plain.net.shared_parameters())
         expected = torch.where(first + second > 0, (first * before + second * now) / (first + second), now)
     assert (now - before).norm() > 0.1
-    torch.testing.assert_close(values(method.net.common()).detach(), expected, rtol=1e-3, atol=1e-5)
-    assert torch.equal(method.anchor, values(method.net.common()))
+    torch.testing.assert_close(values(method.net.shared_parameters()).detach(), expected, rtol=1e-3, atol=1e-5)
+    assert torch.equal(method.anchor, values(method.net.shared_parameters()))
     if heads == "multi":
         for ours, trained in zip(method.net.heads.parameters(), plain.net.heads.parameters(), strict=True):
             assert torch.equal(ours, trained), "heads of single tasks are not merged"
@@ -142,17 +146,17 @@ def test_the_first_task_is_plain_sgd(kind):
 def test_the_pull_is_l2_towards_the_merged_weights(kind):
     tasks = toy_tasks(1)
     method = make(tasks, kind, strength=3.0)
-    set_values(method.net.common(), method.anchor + 1)
+    set_values(method.net.shared_parameters(), method.anchor + 1)
     assert method.penalty().item() == 0, "nothing pulls in the first task"
     learn(method, tasks)
     target = method.anchor.clone()
-    assert torch.equal(target, values(method.net.common()))
+    assert torch.equal(target, values(method.net.shared_parameters()))
     shift = torch.linspace(-1, 1, len(target))
-    set_values(method.net.common(), target + shift)
+    set_values(method.net.shared_parameters(), target + shift)
     penalty = method.penalty()
     penalty.backward()
     assert penalty.item() == pytest.approx(3 / 2 * (shift**2).sum().item(), rel=1e-4)
-    torch.testing.assert_close(grads(method.net.common()), 3 * shift, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grads(method.net.shared_parameters()), 3 * shift, rtol=1e-4, atol=1e-5)
 
 
 @BOTH

@@ -39,8 +39,8 @@ TRUNKS = {
 
 def double(task: Task) -> Task:
     """The same task, its images in float64."""
-    view = replace(task.train.view, mean=task.train.view.mean.double(), std=task.train.view.std.double())
-    return replace(task, train=replace(task.train, view=view))
+    view = replace(task.train.transform, mean=task.train.transform.mean.double(), std=task.train.transform.std.double())
+    return replace(task, train=replace(task.train, transform=view))
 
 
 def make_mas(task: Task, trunk: str = "mlp", heads: str = "multi", **options) -> MAS:

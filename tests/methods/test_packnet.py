@@ -307,7 +307,7 @@ def test_a_retraining_that_fails_leaves_the_method_as_it_was():
     with pytest.raises(Diverged):
         method.learn(tasks[1], short(clip=0.0))
     assert all(torch.equal(before[key], value) for key, value in method.state_dict().items())
-    assert method.held == []
+    assert method.freezes == []
 
 
 @pytest.mark.parametrize(("option", "value"), [("prune", 1.0), ("retrain", -1), ("retrain_lr", 0.0), ("norms", "none")])

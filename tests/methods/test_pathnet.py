@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hatrack import NETWORKS, Diverged, Network, Regime, Trainer
-from hatrack.methods import evaluate
-from hatrack.methods.fit import Epoch, Fitted
+from hatrack import NETWORKS, Diverged, Network, Regime, Trainer, evaluate
+from hatrack.methods.fit import EpochResult, FitResult
 from hatrack.methods.pathnet import PathNet, draw, mutated
 from tests.helpers.counting import MIXTURE, count
 from tests.helpers.learning import OPTIMIZERS, learn, logits
@@ -44,7 +43,7 @@ def state(method):
 def test_alexnet_on_the_mixture(modules, active, expand, expected):
     net = Network(NETWORKS["alexnet"]((3, 32, 32)), MIXTURE, torch.zeros(1, 3, 32, 32))
     method = PathNet(net, modules=modules, active=active, expand=expand)
-    assert count(method) - count(net) == expected == method.size()
+    assert count(method) - count(net) == expected == method.num_parameters()
     if modules == 16:
         assert [method.part(layer, 0).width for layer in range(5)] == [16, 33, 66, 528, 528]
 
@@ -120,7 +119,7 @@ class Scripted:
             method.heads[task.index].bias.fill_(number)
         losses = self.losses(number)
         best = min(range(epochs), key=lambda k: losses[k])
-        return Fitted(task.index, [Epoch(lr, 9.0, loss, 0.5) for loss in losses], best)
+        return FitResult(task.index, [EpochResult(lr, 9.0, loss, 0.5) for loss in losses], best)
 
 
 def play(losses, method=None, **regime):

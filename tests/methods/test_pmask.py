@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hatrack import HAT, Diverged, Network, Regime, Trainer
-from hatrack.methods import evaluate
+from hatrack import HAT, Diverged, Network, Regime, Trainer, evaluate
 from hatrack.methods.pmask import LIMIT, PMASK, _Masked, pack, unpack
 from hatrack.networks import alexnet, mlp, resnet18
 from hatrack.seeds import seeded

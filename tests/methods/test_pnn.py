@@ -52,7 +52,7 @@ def test_alexnet_at_the_size_of_one(classes, widths, authors):
     method = PNN(net, columns="budget")
     used, dead = used_and_dead(widths, classes)
     assert method.widths == list(widths)
-    assert count(method) - count(net) == used == method.size()
+    assert count(method) - count(net) == used == method.num_parameters()
     assert used + dead == authors
 
 
@@ -63,7 +63,7 @@ def test_full_columns_of_a_small_network():
     heads = 11 * (3 + 2 + 4)
     method = PNN(net)
     assert (
-        count(method) == method.size() == 3 * column + sum(lateral) + heads
+        count(method) == method.num_parameters() == 3 * column + sum(lateral) + heads
     )  # the trunk and the heads are used, not copied
 
 

@@ -24,7 +24,7 @@ class Bowl(SI):
 
     def loss(self, batch: Batch):
         k, target = (torch.asarray(t, dtype=torch.float64) for t in (CURVATURE, TARGETS[batch.task]))
-        return (k * (values(self.net.common()) - target).square()).sum() / 2
+        return (k * (values(self.net.shared_parameters()) - target).square()).sum() / 2
 
 
 def make_bowl(**options) -> Bowl:
@@ -87,7 +87,7 @@ def regime(**changes) -> Regime:
 def test_two_tasks_as_a_plain_loop_has_them(optimizer, clip, keep_state):
     tasks = toy_tasks(2, shape=(2,), train=64, valid=0.0)  # 4 batches an epoch
     bowl = make_bowl(c=0.4, xi=0.05)
-    loop = PlainLoop(values(bowl.net.common()).tolist(), c=0.4, xi=0.05)
+    loop = PlainLoop(values(bowl.net.shared_parameters()).tolist(), c=0.4, xi=0.05)
     how = regime(optimizer=optimizer, clip=clip, keep_state=keep_state)
     fit = Trainer(how)
     for task in tasks:
@@ -99,7 +99,7 @@ def test_two_tasks_as_a_plain_loop_has_them(optimizer, clip, keep_state):
             loop.reset()
         for name, expected in (("anchor", loop.theta), ("importance", loop.big_omega), ("path", [0.0] * 6)):
             torch.testing.assert_close(getattr(bowl, name).tolist(), expected, rtol=1e-9, atol=1e-12)
-        assert torch.equal(values(bowl.net.common()), bowl.anchor)
+        assert torch.equal(values(bowl.net.shared_parameters()), bowl.anchor)
     assert max(loop.big_omega) > 0
 
 
@@ -109,9 +109,9 @@ def test_the_account_is_the_fall_of_the_loss():
     tasks = toy_tasks(1, shape=(2,), train=64, valid=0.0)
     bowl = make_bowl()
     k, target = (torch.asarray(t, dtype=torch.float64) for t in (CURVATURE, TARGETS[0]))
-    start = values(bowl.net.common()).detach().clone()
+    start = values(bowl.net.shared_parameters()).detach().clone()
     Trainer(regime(epochs=100, lr=2**-8))(bowl, tasks[0])
-    fall = k * ((start - target).square() - (values(bowl.net.common()).detach() - target).square()) / 2
+    fall = k * ((start - target).square() - (values(bowl.net.shared_parameters()).detach() - target).square()) / 2
     assert (fall > 0.01).all()
     torch.testing.assert_close(bowl.path, fall, rtol=0.01, atol=0)
     assert (bowl.path > fall).all()
@@ -119,7 +119,7 @@ def test_the_account_is_the_fall_of_the_loss():
 
 def test_importance_by_hand():
     si = make_bowl(xi=0.1)
-    start = values(si.net.common()).detach() - torch.tensor([0.3, 0.0, 0.3, 1.0, 0.0, 0.0])
+    start = values(si.net.shared_parameters()).detach() - torch.tensor([0.3, 0.0, 0.3, 1.0, 0.0, 0.0])
     si.importance.copy_(torch.tensor([0.0, 0.0, 2.0, 1.0, 0.5, 0.0]))
     si.path.copy_(torch.tensor([0.38, 0.2, 0.19, -2.2, -0.02, -1.0]))
     si.consolidate(start)
@@ -134,7 +134,7 @@ def test_the_gradient_of_the_penalty_is_that_of_autograd():
     si = SI(net, c=0.7).double()
     si.importance.uniform_()
     si.anchor.normal_()
-    weights = si.net.common()
+    weights = si.net.shared_parameters()
     plain = [torch.randn_like(p) for p in weights]
     for p, g in zip(weights, plain, strict=True):
         p.grad = g.clone()
@@ -162,13 +162,13 @@ def test_the_account_belongs_to_the_weights_of_the_best_epoch():
     after: list = []
     fit = Trainer(
         Regime(epochs=12, batch=8, lr=0.3, schedule="constant"),
-        progress=lambda _: after.append((si.path.clone(), values(si.net.common()).detach().clone())),
+        progress=lambda _: after.append((si.path.clone(), values(si.net.shared_parameters()).detach().clone())),
     )
     fitted = fit(si, tasks[0])
     assert fitted.best < len(after) - 1, "else there is nothing to see"
     path, weights = after[fitted.best]
     assert torch.equal(si.path, path)
-    assert torch.equal(values(si.net.common()), weights)
+    assert torch.equal(values(si.net.shared_parameters()), weights)
     assert not torch.equal(si.path, after[-1][0])
 
 

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hatrack import HAT, METHODS, NETWORKS, Method, Network, Regime, Run, Trainer
+from hatrack import HAT, METHODS, NETWORKS, Method, Network, Regime, Run, Trainer, evaluate
 from hatrack.experiments.run import build
-from hatrack.methods import evaluate
 from hatrack.networks.initial_weights import initialise
 from hatrack.seeds import derive, generator, seeded
 from tests.helpers.counting import CIFAR, MIXTURE, count
@@ -412,7 +411,7 @@ def test_another_precision_than_that_of_the_images_is_one_line():
 
 
 def test_a_trunk_may_change_the_precision_by_itself():
-    class Wide(nn.Module):
+    class ExpandableLayer(nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = nn.Linear(16, 4).double()
@@ -421,7 +420,7 @@ def test_a_trunk_may_change_the_precision_by_itself():
             return self.layer(x.flatten(1).double()).float()
 
     task = toy_tasks(1, shape=(1, 4, 4))[0]
-    method = Method(Network(Wide(), [task.classes], torch.zeros(2, 1, 4, 4)))
+    method = Method(Network(ExpandableLayer(), [task.classes], torch.zeros(2, 1, 4, 4)))
     method.learn(task, Trainer(Regime(epochs=1)))
     assert method(task.test.inputs(torch.arange(3)), 0).isfinite().all()
 

@@ -6,10 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hatrack import NETWORKS, Network, Regime, Trainer
+from hatrack import METHODS, NETWORKS, Network, Regime, Trainer, evaluate
 from hatrack.__main__ import main
 from hatrack.experiments.record import Record
-from hatrack.methods import METHODS, evaluate
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.networks.resnet import AuthorsBlock, BasicBlock, Bottleneck, resnet18, resnet34, resnet50
 from hatrack.seeds import seeded

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hatrack import Split, Task
-from hatrack.tasks.arrays import hold_out, normal, store
-from hatrack.tasks.device import move
-from hatrack.tasks.transform import View
+from hatrack.tasks.arrays import hold_out, normalisation, to_tensors
+from hatrack.tasks.device import all_to_device
+from hatrack.tasks.transform import Transform
 from tests.helpers.toys import toy_tasks
 
 Y = np.arange(12) % 3
@@ -96,7 +96,7 @@ def test_from_arrays_takes_lists_and_any_whole_numbers():
     assert task.test.y.dtype == torch.int64
 
 
-def test_the_index_may_be_a_number_of_numpy():
+def test_the_index_may_be_a_task_number_numpy():
     x = images(12, 7)
     task = Task.from_arrays(np.int64(1), "mine", x, Y, x, Y)
     assert type(task.index) is int
@@ -190,8 +190,8 @@ def plain_view(raw, pixels, mean, std, scale):
 def test_a_view_maps_pixels(dtype, scale):
     raw = images(6, 9, dtype=dtype)
     pixels = [8, 0, -1, 3, 3, 7, 2, 1, -1, 4, 5, 6]  # twelve pixels from nine: blanks, one twice
-    view = View((1, 3, 4), torch.tensor([[0.2]]), torch.tensor([[0.5]]), torch.tensor([pixels]))
-    seen = view(torch.from_numpy(raw))
+    transform = Transform((1, 3, 4), torch.tensor([[0.2]]), torch.tensor([[0.5]]), torch.tensor([pixels]))
+    seen = transform(torch.from_numpy(raw))
     assert seen.shape == (6, 1, 3, 4)
     expected = [plain_view(image, pixels, 0.2, 0.5, scale) for image in raw.astype(np.float64)]
     np.testing.assert_allclose(seen.flatten(1), expected, atol=1e-5)
@@ -200,18 +200,20 @@ def test_a_view_maps_pixels(dtype, scale):
 def test_a_view_with_a_row_per_task():
     raw = images(6, 4, dtype=np.uint8)
     pixels, mean, std = [[0, 1, 2, 3], [3, -1, 1, 0]], [0.1, 0.4], [1.0, 0.5]
-    view = View((4,), torch.tensor(mean)[:, None], torch.tensor(std)[:, None], torch.tensor(pixels))
+    transform = Transform((4,), torch.tensor(mean)[:, None], torch.tensor(std)[:, None], torch.tensor(pixels))
     rows = [1, 0, 1, 1, 0, 0]
-    seen = view(torch.from_numpy(raw), torch.tensor(rows))
+    seen = transform(torch.from_numpy(raw), torch.tensor(rows))
     expected = [plain_view(raw[n].astype(np.float64), pixels[r], mean[r], std[r], 255) for n, r in enumerate(rows)]
     np.testing.assert_allclose(seen, expected, atol=1e-5)
 
 
 def test_gray_to_colour_is_a_view():
     raw = torch.tensor([[10.0, 20.0]])
-    view = View((3, 1, 2), torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 10.0, 100.0]]), torch.tensor([[0, 1] * 3]))
+    transform = Transform(
+        (3, 1, 2), torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 10.0, 100.0]]), torch.tensor([[0, 1] * 3])
+    )
     # channel 0: 9, 19; channel 1: 8/10, 18/10; channel 2: 7/100, 17/100
-    np.testing.assert_allclose(view(raw)[0], [[[9, 19]], [[0.8, 1.8]], [[0.07, 0.17]]], rtol=1e-6)
+    np.testing.assert_allclose(transform(raw)[0], [[[9, 19]], [[0.8, 1.8]], [[0.07, 0.17]]], rtol=1e-6)
 
 
 # Split
@@ -219,7 +221,7 @@ def test_gray_to_colour_is_a_view():
 
 def test_take():
     x, y = torch.arange(20.0).reshape(10, 2), torch.arange(10) % 4
-    split = Split(x, y[2:], 3, normal((2,), 0, 1), torch.arange(2, 10))
+    split = Split(x, y[2:], 3, normalisation((2,), 0, 1), torch.arange(2, 10))
     batch = split.take(torch.tensor([5, 0]), torch.tensor(2), torch.tensor(4), 2)
     assert batch.x.tolist() == [[14, 15], [4, 5]]  # images 7 and 2
     assert batch.y.tolist() == [3, 2]
@@ -239,8 +241,8 @@ def test_part_of_a_part():
 
 
 def permuted(x, y, index, order, mean=0.0, std=1.0):
-    view = replace(normal((len(order),), mean, std), pixels=torch.tensor([order]))
-    return Split(x, y, index, view, torch.arange(len(x)))
+    transform = replace(normalisation((len(order),), mean, std), pixels=torch.tensor([order]))
+    return Split(x, y, index, transform, torch.arange(len(x)))
 
 
 def assert_joined(joined, splits):
@@ -269,7 +271,7 @@ def test_join_of_tasks_of_different_raw_widths():
     )
     splits = [
         permuted(narrow, torch.arange(5), 0, [-1, 2, 0, 1, -1, 0]),
-        Split(wide, torch.arange(4), 1, normal((6,), 0.5, 1), torch.arange(4)),
+        Split(wide, torch.arange(4), 1, normalisation((6,), 0.5, 1), torch.arange(4)),
         permuted(wide, torch.arange(4), 2, [5, 4, 3, 2, 1, 0], 0.5, 3.0),
     ]
     joined = Split.join(splits)
@@ -285,7 +287,7 @@ def test_join_of_tasks_out_of_order():
 
 def test_join_of_bytes_and_floats():
     a, b = toy_tasks(1, shape=(4,))[0].train, images(6, 4, dtype=np.uint8)
-    bytes_ = Split(torch.from_numpy(b), torch.arange(6) % 3, 1, normal((4,), 0, 1), torch.arange(6))
+    bytes_ = Split(torch.from_numpy(b), torch.arange(6) % 3, 1, normalisation((4,), 0, 1), torch.arange(6))
     splits = [replace(a, task=0), bytes_]
     assert_joined(Split.join(splits), splits)
 
@@ -293,7 +295,9 @@ def test_join_of_bytes_and_floats():
 def test_join_of_arrays_that_begin_at_the_same_place():
     x = torch.arange(24.0).reshape(12, 2)
     views = [x[:3], x, x[::2], x[:6]]
-    splits = [Split(v, torch.arange(len(v)), k, normal((2,), 0, 1), torch.arange(len(v))) for k, v in enumerate(views)]
+    splits = [
+        Split(v, torch.arange(len(v)), k, normalisation((2,), 0, 1), torch.arange(len(v))) for k, v in enumerate(views)
+    ]
     assert_joined(Split.join(splits), splits)
 
 
@@ -321,10 +325,10 @@ def test_move_keeps_tasks_and_sharing():
     x, y = torch.from_numpy(images(6, 4, dtype=np.uint8)), torch.arange(6) % 2
     splits = [permuted(x, y, k, [3, 2, 1, 0]) for k in range(2)]
     tasks = [Task(k, f"task {k}", 2, s, s.part(torch.arange(2)), s) for k, s in enumerate(splits)]
-    moved = move(tasks, "meta")
+    moved = all_to_device(tasks, "meta")
     assert {t.train.x.device.type for t in moved} == {"meta"}
     assert moved[0].train.x is moved[1].test.x
-    for before, after in zip(tasks, move(tasks, "cpu"), strict=True):
+    for before, after in zip(tasks, all_to_device(tasks, "cpu"), strict=True):
         assert (after.index, after.name, after.classes) == (before.index, before.name, before.classes)
         for a, b in ((before.train, after.train), (before.valid, after.valid), (before.test, after.test)):
             assert torch.equal(everything(a), everything(b))
@@ -334,10 +338,10 @@ def test_move_keeps_tasks_and_sharing():
 def test_move_does_not_take_one_array_for_another():
     x = np.arange(24, dtype=np.float32).reshape(12, 2)
     tasks = [Task.from_arrays(k, "mine", v, Y[:6], v, Y[:6], valid=0) for k, v in enumerate((x[:6], x[::2]))]
-    for before, after in zip(tasks, move(tasks, "cpu"), strict=True):
+    for before, after in zip(tasks, all_to_device(tasks, "cpu"), strict=True):
         assert torch.equal(everything(before.test), everything(after.test))
 
 
 def test_store_gives_plain_tensors():
-    x, y = store("here", np.zeros((2, 3, 4), np.uint8), np.array([0, 1], np.uint8))
+    x, y = to_tensors("here", np.zeros((2, 3, 4), np.uint8), np.array([0, 1], np.uint8))
     assert (x.shape, x.dtype, y.dtype) == ((2, 1, 3, 4), torch.uint8, torch.int64)

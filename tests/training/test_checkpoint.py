@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hatrack import METHODS, Record, Run
+from hatrack import METHODS, Record, Run, run
 from hatrack.__main__ import main
-from hatrack.experiments import run
-from hatrack.experiments.run import build, journal_of, stopped_runs
+from hatrack.experiments.run import build, folder_of, stopped_runs
 from hatrack.files import tensors
-from hatrack.training.checkpoint import FORMAT, Journal, Stopped, stopping
+from hatrack.training.checkpoint import FORMAT, Checkpointer, Stopped, stopping
 from speed.checkpoints import timed
 from tests.helpers.killing import OFTEN, Killed, assert_same, here, killed_at, spec, start, to_the_end, wait_for
 
@@ -70,7 +69,7 @@ def stopped(tmp_path, monkeypatch):
     """A run that was killed in its second task, after several saves."""
     one = spec("hat", epochs=3)
     with monkeypatch.context() as patch:
-        tick, steps = Journal.tick, []
+        tick, steps = Checkpointer.after_step, []
 
         def deadly(self, course):
             tick(self, course)
@@ -78,7 +77,7 @@ def stopped(tmp_path, monkeypatch):
             if steps.count(1) == 5:
                 raise Killed
 
-        patch.setattr(Journal, "tick", deadly)
+        patch.setattr(Checkpointer, "after_step", deadly)
         with pytest.raises(Killed):
             run(one, tmp_path, save_every=OFTEN)
     return one, next(tmp_path.glob("*.part"))
@@ -159,7 +158,7 @@ def test_what_is_left_of_a_finished_run_is_removed(stopped, tmp_path):
     record.save(tmp_path)
     assert part.exists()
     assert stopped_runs(tmp_path) == ([], []), "there is nothing to go on with"
-    with journal_of(one, tmp_path):
+    with folder_of(one, tmp_path):
         run(one, tmp_path)
     assert part.exists(), "somebody works on it"
     assert run(one, tmp_path).seconds == record.seconds

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from hatrack import Method, Network, Split, Task
-from hatrack.methods import evaluate
+from hatrack import Method, Network, Split, Task, evaluate
 from hatrack.methods.evaluate import without_task_id
-from hatrack.tasks.arrays import normal
+from hatrack.tasks.arrays import normalisation
 from tests.helpers.toys import toy_tasks
 
 
@@ -26,7 +25,7 @@ class Known(Method):
 
 
 def split(rows, labels, task):
-    return Split(torch.tensor(rows), torch.tensor(labels), task, normal((5,), 0, 1), torch.arange(len(rows)))
+    return Split(torch.tensor(rows), torch.tensor(labels), task, normalisation((5,), 0, 1), torch.arange(len(rows)))
 
 
 X = [[3.0, 0.0, 1.0, 2.0, 0.0],  # task 0 says 0 with 3, task 1 says 1 with 2

@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from hatrack import Method, Network, Regime, Task, Trainer
+from hatrack import Method, Network, Regime, Task, Trainer, evaluate
 from hatrack.benchmarks import BENCHMARKS
-from hatrack.methods import evaluate
 from hatrack.networks import mlp
-from hatrack.tasks.device import move
+from hatrack.tasks.device import all_to_device
 from hatrack.tasks.transform import crop_and_flip, draw_crops
-from hatrack.training.prefetch import Feed
+from hatrack.training.prefetch import Prefetcher
 from tests.helpers.learning import learn, make
 from tests.helpers.toys import toy_tasks
 
@@ -21,11 +20,11 @@ from tests.helpers.toys import toy_tasks
 @pytest.mark.parametrize("name", ["sgd", "joint", "hat"])
 def test_staged_images_train_to_the_same_bits(name):
     tasks = toy_tasks(3)
-    staged = move(tasks, "cpu", room=1)
-    assert all(task.train.staged for task in staged)
-    assert not any(task.train.staged for task in move(tasks, "cpu"))
+    on_host = all_to_device(tasks, "cpu", room=1)
+    assert all(task.train.on_host for task in on_host)
+    assert not any(task.train.on_host for task in all_to_device(tasks, "cpu"))
     states = []
-    for world in (tasks, staged):
+    for world in (tasks, on_host):
         method = make(name, world)
         learn(method, world)
         states.append((method.state_dict(), evaluate(method, world[0].test)))
@@ -34,8 +33,8 @@ def test_staged_images_train_to_the_same_bits(name):
 
 
 def test_a_feed_brings_every_image_once_in_order():
-    split = replace(toy_tasks(1, train=100, valid=0.0)[0].train, staged=True)
-    feed = Feed(split, 8, ahead=3)  # parts of 24 examples, the last of 4
+    split = replace(toy_tasks(1, train=100, valid=0.0)[0].train, on_host=True)
+    feed = Prefetcher(split, 8, ahead=3)  # parts of 24 examples, the last of 4
     assert len(feed.split.x) == 25  # room for one that is left over
     for _ in range(2):
         order = torch.randperm(100)

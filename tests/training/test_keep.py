@@ -15,7 +15,7 @@ from torch import nn
 import hatrack
 from hatrack import METHODS, Method, Network, Record, Regime, Trainer
 from hatrack.files import tensors
-from hatrack.methods import guarantees as promises
+from hatrack.methods import guarantees
 from hatrack.methods.parts.vectors import pieces
 from hatrack.options import Option, check
 from hatrack.seeds import seeded
@@ -72,7 +72,7 @@ def test_loaded_it_answers_and_learns_as_before(name, heads, path):
     assert not twin.training
     if name == "joint":
         for task in tasks[:2]:
-            twin.revisit(task)
+            twin.restore_data(task)
     before = [logits(twin, task) for task in tasks[:2]]
     assert all(torch.equal(logits(method, task), kept) for task, kept in zip(tasks, before, strict=False))
     for one in (method, twin):
@@ -156,7 +156,7 @@ def test_frozen_parts_stay_frozen(path):
     assert torch.equal(twin.net.trunk[2].running_mean, torch.zeros(12))
 
 
-def test_what_depends_on_the_first_number_of_tasks_comes_back(path):
+def test_what_depends_on_the_first_task_number_tasks_comes_back(path):
     tasks = toy_tasks(3)
     net = Network(fresh(), [3, 3], tasks[0].train.inputs(torch.arange(2)))
     method = METHODS["pnn"](net, columns="budget")
@@ -178,8 +178,8 @@ class Mine(Method):
         self.options = check(Mine, locals())
         self.register_buffer("times", torch.zeros(()))
 
-    def learn(self, task, fit):
-        super().learn(task, fit)
+    def learn_task(self, task, fit):
+        super().learn_task(task, fit)
         self.times += 1
 
 
@@ -280,7 +280,7 @@ def test_what_is_free_may_change_and_nothing_else(name, path):
         for place in (~mask).view(-1).nonzero()[:3, 0].tolist():
             flip(parameter, place)
             tried += 1
-            told += any(promises.digest(method, task) != kept for task, kept in digests.items())
+            told += any(guarantees.digest(method, task) != kept for task, kept in digests.items())
             flip(parameter, place)
     assert changed > 50
     assert told == tried >= 6
@@ -587,7 +587,7 @@ def test_a_method_may_promise_something_of_some_tasks_only():
         def _grow(self, tasks):
             return tasks + 1
 
-        def learn(self, task, fit):
+        def learn_task(self, task, fit):
             assert self._grow(1) == 2
             before = [p.detach().clone() for p in self.net.trunk.parameters()]
             fit(self, task)
@@ -631,7 +631,7 @@ def test_answers_in_inference_mode_leave_the_method_able_to_learn(name, path):
         method.net.add_task(3)
         method(tasks[1].test.inputs(torch.arange(3)), 0)
         method(tasks[1].test.inputs(torch.arange(3)), 1)
-    method.revisit(tasks[0])
+    method.restore_data(tasks[0])
     method.learn(tasks[1], fit())
     assert list(method.history) == [0, 1]
 

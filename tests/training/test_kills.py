@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hatrack import METHODS, Record, Run
-from hatrack.experiments import run
+from hatrack import METHODS, Record, Run, run
 from hatrack.experiments.run import stopped_runs
 from hatrack.files.atomic import write
-from hatrack.training.checkpoint import Journal
+from hatrack.training.checkpoint import Checkpointer
 from tests.helpers.killing import assert_same, spec
 
 SERVER = multiprocessing.get_context("forkserver")
@@ -45,14 +44,14 @@ def die() -> None:
 
 def die_after_task(task: int) -> None:
     """When it is learned and measured, and the next one is about to be."""
-    begin = Journal.begin
+    begin = Checkpointer.begin_task
 
     def last(self, number, *how):
         begin(self, number, *how)
         if number == task + 1:
             die()
 
-    Journal.begin = last
+    Checkpointer.begin_task = last
 
 
 def die_at_operation(number: int, folder: str) -> None:

@@ -9,11 +9,10 @@ import hatrack
 from hatrack import Record
 from hatrack.experiments import record
 from hatrack.files import tensors
-from hatrack.methods import guarantees as promises
+from hatrack.methods import guarantees
 from hatrack.reporting.report import report
-from hatrack.training import checkpoint
-from hatrack.training import saving as keep
-from hatrack.training.fit_loop import Course
+from hatrack.training import checkpoint, saving
+from hatrack.training.fit_loop import FitLoop
 from hatrack.training.saving import save
 from tests.helpers.learning import ISOLATED
 from tests.helpers.old_files import DATA, STEPS, carry_on, names, tasks, trainer, trunk
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")
 
 def test_there_are_files_of_the_present_formats():
     """If not: python -m tests.helpers.old_files, and keep the old ones."""
-    assert {path.stem for path in (DATA / f"models-{keep.FORMAT}").iterdir()} == set(names())
+    assert {path.stem for path in (DATA / f"models-{saving.FORMAT}").iterdir()} == set(names())
     assert (DATA / f"run-{checkpoint.FORMAT}-{record.SCHEMA}").is_dir()
     assert sum(path.stat().st_size for path in DATA.rglob("*") if path.is_file()) < 200_000
 
@@ -40,14 +39,14 @@ def test_a_model_of_long_ago_learns_another_task(path, tmp_path):
     assert sorted(method.digests) == ([0, 1] if exact else [])
     kept, _ = tensors.load(path)
     for task in three[:2]:
-        torch.testing.assert_close(promises.logits(method, task.index), kept[f"logits.{task.index}"], rtol=0, atol=1e-4)
+        torch.testing.assert_close(guarantees.logits(method, task.index), kept[f"logits.{task.index}"], rtol=0, atol=1e-4)
         if path.stem == "joint":
-            method.revisit(task)
-    before = [promises.logits(method, task) for task in (0, 1)]
+            method.restore_data(task)
+    before = [guarantees.logits(method, task) for task in (0, 1)]
     method.net.add_task(three[2].classes)
     method.learn(three[2], trainer())
     if exact:
-        assert all(torch.equal(promises.logits(method, task), before[task]) for task in (0, 1))
+        assert all(torch.equal(guarantees.logits(method, task), before[task]) for task in (0, 1))
     save(method, tmp_path / "model")
     assert list(hatrack.load(tmp_path / "model", trunk(norms="norms" in path.stem)).history) == [0, 1, 2]
 
@@ -70,13 +69,13 @@ def test_a_run_of_long_ago_goes_on(folder, tmp_path, monkeypatch):
     expected = Record.load(path)
     spec = tensors.load(folder / "killed.part" / "task-1.safetensors")[1]["spec"]
     shutil.copytree(folder / "killed.part", tmp_path / "killed.part")
-    steps, count = [], Course._count
+    steps, count = [], FitLoop._fetch_and_step
 
     def counted(course, *inputs):
         steps.append(course.task.index)
         return count(course, *inputs)
 
-    monkeypatch.setattr(Course, "_count", counted)
+    monkeypatch.setattr(FitLoop, "_fetch_and_step", counted)
     found = carry_on(tmp_path / "killed.part", spec)
     assert steps.count(0) == 0
     assert steps.count(1) == steps.count(2) - STEPS, "the second task goes on where it was killed"

@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 from hatrack import HAT, Batch, Diverged, Method, Network, Regime, Split, Task, Trainer
-from hatrack.regime import Pace
+from hatrack.regime import LRSchedule
 from tests.helpers.toys import toy_tasks
 
 
 def rates(regime, losses):
     """The learning rates of a training whose epochs end with these losses."""
-    pace, used = Pace(regime), []
+    pace, used = LRSchedule(regime), []
     for epoch, loss in enumerate(losses):
         used.append(pace.start(epoch))
         pace.end(loss)
-        if pace.over:
+        if pace.finished:
             break
     return used
 
@@ -278,7 +278,7 @@ def test_plain_parameters_take_sgd_steps_of_their_own():
             self.gate = nn.Parameter(torch.tensor([1.0, 2.0]))
             self.register_buffer("pull", torch.tensor([100.0, -300.0]))
 
-        def learn(self, task, fit):
+        def learn_task(self, task, fit):
             fit(self, task, plain={self.gate: 0.01})
 
         def loss(self, batch):
@@ -453,7 +453,7 @@ def test_a_whole_plateau_training():
 
 def test_progress_is_told_of_every_epoch():
     told = []
-    fit = Trainer(Regime(epochs=3), progress=lambda moment: told.append((moment.task.name, len(moment.fitted.epochs))))
+    fit = Trainer(Regime(epochs=3), progress=lambda moment: told.append((moment.task.name, len(moment.result.epochs))))
     Method(linear()).learn(regression(), fit)
     assert told == [("task 0", 1), ("task 0", 2), ("task 0", 3)]
 
@@ -501,4 +501,4 @@ def test_a_kept_state_of_another_optimizer_is_not_used():
     method, fit = Method(mlp()), Trainer(Regime(epochs=1, optimizer="momentum", keep_state=True))
     method.learn(tasks[0], fit)
     fit(method, tasks[1], optimizer="adam")
-    assert "exp_avg" in fit.past[method].kept["net.heads.1.weight"]
+    assert "exp_avg" in fit.carried[method].optimizer["net.heads.1.weight"]

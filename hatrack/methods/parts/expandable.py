@@ -27,7 +27,7 @@ class Layer(NamedTuple):
     bias: Tensor
 
 
-class Wide(NamedTuple):
+class ExpandableLayer(NamedTuple):
     """The parameters of a layer: its own and those of its room (the first layer gets no new inputs, a head no outputs)."""
 
     weight: nn.Parameter  # (units, inputs)
@@ -50,7 +50,7 @@ class Wide(NamedTuple):
         return own + [(parameter, share) for parameter, share in new if parameter is not None]
 
 
-class Room(nn.Module):
+class ExpandableLayers(nn.Module):
     """Room for `size` more units in every hidden layer of a network, empty at first."""
 
     born: Tensor  # (hidden layers, size): when a unit was added, in whatever the method counts
@@ -74,12 +74,14 @@ class Room(nn.Module):
             weight = head.get_parameter("weight")
             self.tops.append(nn.Parameter(weight.new_zeros(len(weight), self.size)))
 
-    def wide(self, net: Network, task: int) -> list[Wide]:
+    def wide(self, net: Network, task: int) -> list[ExpandableLayer]:
         """The hidden layers and the head of a task."""
         head = 0 if net.shared else task
         own = [*(stage.layer for stage in self.stages), net.heads[head]]
         new = zip([None, *self.columns, self.tops[head]], [*self.rows, None], [*self.biases, None], strict=True)
-        return [Wide(m.get_parameter("weight"), m.get_parameter("bias"), *n) for m, n in zip(own, new, strict=True)]
+        return [
+            ExpandableLayer(m.get_parameter("weight"), m.get_parameter("bias"), *n) for m, n in zip(own, new, strict=True)
+        ]
 
     def seen(self, time: Tensor) -> list[Tensor]:
         """The units of every layer that exist at this time: (units and room,)."""

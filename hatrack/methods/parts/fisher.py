@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from hatrack.methods.method import Method
 from hatrack.methods.parts.vectors import values
 from hatrack.seeds import generator, seeded
-from hatrack.tasks.batches import cut
+from hatrack.tasks.batches import split_batches
 from hatrack.tasks.split import Split
 
 Estimator = Literal["samples", "expected", "batches"]
@@ -70,7 +70,7 @@ def _batches(method: Method, split: Split, task: int, parameters: Sequence[nn.Pa
     kept = [(buffer, buffer.clone()) for buffer in method.net.buffers()]
     method.train()
     try:
-        for part in cut(torch.arange(len(split), device=split.y.device), BATCH):
+        for part in split_batches(torch.arange(len(split), device=split.y.device), BATCH):
             loss = F.cross_entropy(method(split.inputs(part), task), split.y[part])
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
             yield [gradient.square() * len(part) for gradient in gradients]

@@ -1,0 +1,114 @@
+"""The folder of one run: a lock that keeps other processes out, the states of an interrupted run, and its record.
+
+Beside the record NAME.json lie, until it is there, the folder NAME.part with the saved states and the lock NAME.lock. A file
+`again` in the folder says that the run is to replace the record that it has.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from glob import escape
+from pathlib import Path
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
+
+from hatrack.files import tensors as tensor_files
+from hatrack.files.atomic import write
+from hatrack.training.checkpoint import Checkpointer
+
+AGAIN = "again"
+
+
+class RunFolder:
+    """The files of one run. `with folder:` keeps other processes out of it.
+
+    Args:
+        path: the folder of the saved states, NAME.part.
+        spec: what is run.
+        minutes: the time between two saves of a fit.
+    """
+
+    def __init__(self, path: Path, spec: dict[str, Any], *, minutes: float = 5.0) -> None:
+        self.path, self.spec = path, spec
+        self.record = path.with_suffix(".json")
+        self.lock = FileLock(path.with_suffix(".lock"))
+        self.checkpointer = Checkpointer(path, spec, minutes=minutes)
+
+    def __enter__(self) -> Self:
+        place = self.path.parent
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            self.lock.acquire(timeout=0)  # the system frees it when a process dies
+        except Timeout:
+            raise ValueError(f"{self.path.stem} is being run by another process") from None
+        except OSError as error:
+            raise ValueError(f"can't write to the folder {place}: {error.strerror}") from None
+        for name in (self.path / ".*", self.record.with_name(f".{escape(self.record.name)}.*")):
+            for file in name.parent.glob(name.name):
+                with suppress(OSError):
+                    file.unlink()  # half written when a process was killed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.path.exists():
+            with suppress(OSError):  # where an open file can't be removed, the lock does it by itself
+                Path(self.lock.lock_file).unlink(missing_ok=True)
+        self.lock.release()
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has its record, and is not to be run again."""
+        return self.record.exists() and not (self.path / AGAIN).exists()
+
+    @property
+    def blocked(self) -> str:
+        """Why the run can't be continued now: another process has it, or nothing can be written. Empty if it can."""
+        try:
+            with self:
+                return ""
+        except ValueError as error:
+            return str(error)
+
+    def start_anew(self) -> None:
+        """Drop the saved states and mark the record as one to replace, unless that was done before and the run is not
+        finished."""
+        if not (self.path / AGAIN).exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+            self.checkpointer.make_folder()
+            write(self.path / AGAIN, json.dumps(self.spec))
+
+    def remove_states(self) -> None:
+        """Remove the saved states: the run has its record."""
+        (self.path / AGAIN).unlink(missing_ok=True)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def tidy(self) -> None:
+        """Remove what is left of a run that was killed after it had its record, unless another process has it."""
+        if self.path.exists() or Path(self.lock.lock_file).exists():
+            with suppress(ValueError, OSError), self:
+                if self.done:
+                    self.remove_states()
+
+
+def unfinished(folder: Path) -> Iterator[RunFolder]:
+    """The runs in a folder that were stopped before their end; each has its spec, if one can be read.
+
+    Args:
+        folder: a folder of records, or the folder NAME.part of one run.
+    """
+    for part in [folder] if folder.suffix == ".part" else sorted(folder.glob("*.part")):
+        files = [*part.glob("task-*.safetensors"), *part.glob(AGAIN)]
+        spec = next((spec for file in files if (spec := _spec_in(file))), {})
+        if files and not (found := RunFolder(part, spec)).done:
+            yield found
+
+
+def _spec_in(file: Path) -> dict[str, Any] | None:
+    """The spec in a saved state, or in the mark of a run that is to be run again."""
+    try:
+        spec = json.loads(file.read_bytes()) if file.name == AGAIN else tensor_files.load(file)[1]["spec"]
+    except (OSError, ValueError, KeyError, RecursionError):
+        return None
+    return spec if isinstance(spec, dict) else None
