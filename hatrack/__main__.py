@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from hatrack._version import __version__
-from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
+from hatrack.benchmarks import BENCHMARKS
 from hatrack.cli import data as data_commands
 from hatrack.cli import listing
 from hatrack.cli.values import (
@@ -146,7 +146,7 @@ def _chosen(words: Sequence[str]) -> dict[str, tuple[str, Callable[..., Any]]]:
         raise ValueError("the names come first, then the options: hatrack run BENCHMARK METHOD ...")
     names = dict(zip(("benchmark", "method"), [w for w in words[1:3] if not w.startswith("-")], strict=False))
     if len(names) == 2:
-        names["network"] = DEFAULT_NETWORK.get(names["benchmark"], "")
+        names["network"] = BENCHMARKS.about(names["benchmark"]).network
         for place, word in enumerate(words):
             if word == "--network" and place + 1 < len(words):
                 names["network"] = words[place + 1]

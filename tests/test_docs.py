@@ -12,7 +12,7 @@ import torch
 
 from hatrack import METHODS, Network, Regime, Trainer
 from hatrack.__main__ import main
-from hatrack.networks import mlp
+from hatrack.networks.mlp import mlp
 from tests.helpers.learning import learn, logits
 from tests.helpers.toys import toy_tasks
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from hatrack import METHODS, Method, Network, Regime, Task, Trainer
 from hatrack.engine.choice import can_compile
 from hatrack.methods.parts.vectors import set_values, values
-from hatrack.networks import NETWORKS, mlp
+from hatrack.networks import NETWORKS
+from hatrack.networks.mlp import mlp
 from speed import contest, peers, table
 from speed.authors import Authors, GatedAlexNet
 from speed.clock import WARM, Contest, Row, in_turns

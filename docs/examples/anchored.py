@@ -5,12 +5,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hatrack.methods.fit import Fit
-from hatrack.methods.method import Method
-from hatrack.networks.network import Network
-from hatrack.options import Option, check
-from hatrack.tasks.split import Batch
-from hatrack.tasks.task import Task
+from hatrack import Batch, Fit, Method, Network, Option, Task, check
 
 
 class Anchored(Method):

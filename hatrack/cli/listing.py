@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
+from hatrack.benchmarks import BENCHMARKS
 from hatrack.experiments.run import complete
 from hatrack.methods import METHODS
 from hatrack.methods.method import Method
@@ -34,7 +34,8 @@ def _table(title: str, entries: Mapping[str, Callable[..., Any]]) -> Table:
     for name, entry in entries.items():
         table.add_row(Text(name, style="bold"), Text(summary(entry)))
         if isinstance(entry, type) and issubclass(entry, Method):
-            table.add_row("", Text(f"{entry.paper}; needs: {entry.needs}; costs: {entry.costs}", style="dim"))
+            row = METHODS.about(name)
+            table.add_row("", Text(f"{row.paper}; needs: {row.needs}; costs: {row.costs}", style="dim"))
     table.add_section()
     return table
 
@@ -50,7 +51,9 @@ def entry(name: str) -> RenderableType:
         choices = f" ({', '.join(map(str, p.choices))})" if p.choices else ""
         default = ",".join(map(str, p.default)) if isinstance(p.default, tuple) else str(p.default)
         table.add_row(f"--{p.name.replace('_', '-')}", default, Text(p.option.help + choices))
-    facts = [f"{what}: {getattr(found, what)}" for what in ("paper", "needs", "costs")] if kind == "method" else []
+    facts = (
+        [f"{what}: {getattr(METHODS.about(name), what)}" for what in ("paper", "needs", "costs")] if kind == "method" else []
+    )
     return Group(Text(inspect.cleandoc(found.__doc__ or "")), *map(Text, facts), "", table)
 
 
@@ -58,9 +61,8 @@ def tasks(name: str, seed: int, data: str = "") -> RenderableType:
     """The tasks of a benchmark, made for that seed; `data`: full or sample, empty for its default."""
     sequence = BENCHMARKS[name]
     made = sequence(seed, **complete(name, sequence, {"data": data} if data else {}))
-    title = (
-        f"{len(made)} tasks at seed {seed}, {sum(task.classes for task in made)} classes; network {DEFAULT_NETWORK[name]}"
-    )
+    network = BENCHMARKS.about(name).network
+    title = f"{len(made)} tasks at seed {seed}, {sum(task.classes for task in made)} classes; network {network}"
     columns = ("task", "name", "classes", "train", "valid", "test", "image")
     table = Table(*columns, title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for column in (table.columns[k] for k in (0, 2, 3, 4, 5)):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hatrack._version import __version__
-from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
+from hatrack.benchmarks import BENCHMARKS
 from hatrack.benchmarks.custom import fingerprint
 from hatrack.engine.choice import Engine, Precision, choose_engine
 from hatrack.engine.interleaving import wait_for_gpu
@@ -29,8 +29,9 @@ from hatrack.methods.method import Method
 from hatrack.networks import NETWORKS
 from hatrack.networks.initial_weights import Init, initialise
 from hatrack.networks.network import Network
-from hatrack.options import Option, check, check_value, choose, nearest, parameters
+from hatrack.options import Option, check, check_value, nearest, parameters
 from hatrack.regime import Regime
+from hatrack.registry import Registry
 from hatrack.seeds import seeded
 from hatrack.tasks.device import all_to_device
 from hatrack.tasks.split import Split
@@ -62,14 +63,10 @@ class Run:
         if type(self.seed) is not int or not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be a whole number from 0, not {self.seed!r}")
         check(Run, vars(self))
-        object.__setattr__(self, "network", self.network or DEFAULT_NETWORK.get(self.benchmark, ""))
-        tables: dict[str, Mapping[str, Callable[..., Any]]] = {
-            "benchmark": BENCHMARKS,
-            "network": NETWORKS,
-            "method": METHODS,
-        }
+        object.__setattr__(self, "network", self.network or BENCHMARKS.about(self.benchmark).network)
+        tables: dict[str, Registry[Any]] = {"benchmark": BENCHMARKS, "network": NETWORKS, "method": METHODS}
         for kind, table in tables.items():
-            entry = choose(kind, getattr(self, kind), table)
+            entry = table.find(getattr(self, kind))
             object.__setattr__(
                 self, f"{kind}_options", complete(getattr(self, kind), entry, getattr(self, f"{kind}_options"))
             )
@@ -127,7 +124,7 @@ def build(spec: Run, device: torch.device | str = "cpu") -> tuple[list[Task], Me
         freeze=spec.freeze,
         seed=spec.seed,
     )
-    return tasks, METHODS[spec.method](net, **spec.method_options).to(device)
+    return tasks, METHODS.find(spec.method)(net, **spec.method_options).to(device)
 
 
 def run(

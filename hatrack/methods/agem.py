@@ -5,7 +5,7 @@ against the gradient of that batch, the part along it is taken out. The memory o
 by drawing from its training set, since nothing reads it before.
 """
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,6 @@ CHUNK = 256  # images that are brought into the memory at once
 
 class AGEM(Method):
     """Averaged gradient episodic memory: no step goes against the mean gradient of what is remembered."""
-
-    paper: ClassVar[str] = "Chaudhry et al. 2019"
-    needs: ClassVar[str] = "a memory of images; task id at test, unless the head is shared"
-    costs: ClassVar[str] = "the images in memory, and a second gradient per step"
 
     def __init__(
         self,
@@ -68,7 +64,7 @@ class AGEM(Method):
         if not self.guarded:
             return
         assert isinstance(batch.task, int), "A-GEM learns one task at a time"
-        x, y, owner = self.memory.sample(self.reference, without=batch.task)
+        x, y, owner, _ = self.memory.sample(self.reference, without=batch.task)
         with torch.enable_grad():
             loss = F.cross_entropy(self(x, owner), y)
             reference = torch.autograd.grad(loss, self.guarded, allow_unused=True, materialize_grads=True)

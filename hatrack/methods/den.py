@@ -5,7 +5,7 @@ goes on seeing the units of its time only. Departures, with reasons in docs/meth
 of a new unit is all that it reads; only what is new in a task reads the copies, old units go on reading old units.
 """
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,6 @@ from hatrack.tasks.task import Task
 
 class DEN(Method):
     """Dynamically expandable networks: selective retraining, new units when needed, copies of units that drift."""
-
-    paper: ClassVar[str] = "Yoon et al. 2018"
-    needs: ClassVar[str] = "task id at test; a trunk of linear layers"
-    costs: ClassVar[str] = "new units, at most 2 x expand per layer and task"
 
     turns: Tensor  # (tasks,): the place of every task in the order of learning, from 1; 0: not learned
 

@@ -4,7 +4,7 @@ Every step trains on its batch joined with one drawn from memory, and then offer
 draw is with replacement, so that the shape of a step never changes; an example is offered in the first epoch only.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,6 @@ from hatrack.tasks.task import Task
 
 class ER(Method):
     """Experience replay: every batch is joined by some examples from a small memory of all that was seen."""
-
-    paper: ClassVar[str] = "Chaudhry et al. 2019"
-    needs: ClassVar[str] = "a memory of images; task id at test, unless the head is shared"
-    costs: ClassVar[str] = "the images in memory, and a longer batch"
 
     def __init__(
         self,
@@ -55,7 +51,7 @@ class ER(Method):
 
     def loss(self, batch: Batch) -> Tensor:
         """The mean over the batch and what is replayed, in one forward pass; of the batch alone while nothing is kept."""
-        x, y, task = self.memory.sample(self.replay)
+        x, y, task, _ = self.memory.sample(self.replay)
         there = self.memory.used.any()
         own = torch.arange(self.replay, device=y.device) % len(batch.y)
         x = torch.where(there, x, batch.x[own])  # blank images would be seen by the statistics of a batch norm

@@ -8,7 +8,7 @@ A departure from the paper, by an option: no spring is stiffer than `limit`, bec
 """
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -30,10 +30,6 @@ class EWC(Method):
 
     The weights of the trunk are held, and the head if all tasks share it; heads of single tasks are left to their tasks.
     """
-
-    paper: ClassVar[str] = "Kirkpatrick et al. 2017 (002)"
-    needs: ClassVar[str] = "task id at test, unless the head is shared"
-    costs: ClassVar[str] = "two numbers per weight; after a task, one pass over its data"
 
     fisher: Tensor  # each (weights,)
     anchor: Tensor

@@ -3,7 +3,7 @@
 The trunk learns the first task and then stops; later tasks train their head alone.
 """
 
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -17,10 +17,6 @@ from hatrack.tasks.task import Task
 
 class Frozen(Method):
     """The trunk is trained on the first task only; every later task trains its own head on those features."""
-
-    paper: ClassVar[str] = "the HAT paper's SGD-F (001)"
-    needs: ClassVar[str] = "task id at test"
-    costs: ClassVar[str] = "nothing"
 
     started: Tensor
 

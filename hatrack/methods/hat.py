@@ -7,7 +7,7 @@ every update, so that momentum, Adam and weight decay can't move them either; no
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -40,10 +40,6 @@ class PartialFreeze(NamedTuple):
 
 class HAT(Method):
     """Hard attention to the task: gates per unit and task; what a finished task uses is frozen."""
-
-    paper: ClassVar[str] = "Serra et al. 2018 (001)"
-    needs: ClassVar[str] = "task id at test"
-    costs: ClassVar[str] = "an embedding and a gate per unit and task, and norms per task"
 
     gates: Tensor
     done: Tensor

@@ -5,7 +5,7 @@ good for all; then the network takes a point on that line. Averaged is what task
 was trained, since no other task has an opinion on it. Running statistics of norms stay those of the last task.
 """
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -23,10 +23,6 @@ from hatrack.tasks.task import Task
 
 class IMMMean(Method):
     """Incremental moment matching by the mean: after each task the weights become the mean over the tasks so far."""
-
-    paper: ClassVar[str] = "Lee et al. 2017 (001)"
-    needs: ClassVar[str] = "task id at test, unless the head is shared"
-    costs: ClassVar[str] = "one number per weight"
 
     anchor: Tensor  # (weights,)
     learned: Tensor

@@ -5,7 +5,7 @@ mode of the product of the tasks' Gaussian posteriors. In the HAT authors' code,
 never written into the network; `merge="none"` is what they ran.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -24,10 +24,6 @@ from hatrack.tasks.task import Task
 
 class IMMMode(Method):
     """Incremental moment matching by the mode: after each task the weights become the tasks' mean by Fisher information."""
-
-    paper: ClassVar[str] = "Lee et al. 2017 (001)"
-    needs: ClassVar[str] = "task id at test, unless the head is shared"
-    costs: ClassVar[str] = "two numbers per weight; after a task, one pass over its data"
 
     fisher: Tensor  # each (weights,)
     anchor: Tensor

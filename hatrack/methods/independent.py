@@ -4,7 +4,7 @@ The HAT paper's authors call it sgd-restart (https://arxiv.org/abs/1801.01423); 
 """
 
 import copy
-from typing import ClassVar, Self
+from typing import Self
 
 from torch import Tensor, nn
 
@@ -19,10 +19,6 @@ from hatrack.tasks.task import Task
 
 class Independent(Method):
     """A fresh network per task, all starting from the same weights: nothing shared, nothing forgotten."""
-
-    paper: ClassVar[str] = "the HAT authors' sgd-restart (001)"
-    needs: ClassVar[str] = "task id at test"
-    costs: ClassVar[str] = "a whole trunk per task"
 
     def __init__(self, net: Network) -> None:
         super().__init__(net)

@@ -1,7 +1,5 @@
 """Joint (multi-task) training, the upper reference of the HAT paper (Serra et al., ICML 2018), https://arxiv.org/abs/1801.01423"""
 
-from typing import ClassVar
-
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.snapshot import Snapshot
@@ -15,10 +13,6 @@ class Joint(Method):
 
     It keeps the data of all tasks, which a continual learner may not, and so says what could be reached.
     """
-
-    paper: ClassVar[str] = "the upper reference of 001"
-    needs: ClassVar[str] = "all data of all tasks at once; task id at test, unless the head is shared"
-    costs: ClassVar[str] = "the data of every task"
 
     def __init__(self, net: Network) -> None:
         super().__init__(net)

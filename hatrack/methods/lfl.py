@@ -5,7 +5,7 @@ the task. That old network is nothing to remember: it is what `learn` begins wit
 """
 
 import copy
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +25,6 @@ class LFL(Method):
     A dropout that ends the trunk is switched off, as in the HAT authors' network: its noise would be distance from the old
     features, and pull all of them towards zero.
     """
-
-    paper: ClassVar[str] = "Jung et al. 2016 (baseline of 001)"
-    needs: ClassVar[str] = "task id at test, unless the head is shared"
-    costs: ClassVar[str] = "a second copy of the trunk while a task is learned"
 
     learned: Tensor
 

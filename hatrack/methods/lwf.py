@@ -5,7 +5,7 @@ the new network is asked to answer the same. That old network is nothing to reme
 """
 
 import copy
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -21,10 +21,6 @@ from hatrack.tasks.task import Task
 
 class LwF(Method):
     """Learning without forgetting: on the images of a new task, the earlier tasks' heads go on answering as before."""
-
-    paper: ClassVar[str] = "Li, Hoiem 2016 (baseline of 001)"
-    needs: ClassVar[str] = "task id at test, unless the head is shared"
-    costs: ClassVar[str] = "a second copy of the network while a task is learned"
 
     learned: Tensor
 

@@ -5,7 +5,7 @@ label is needed for it. Later tasks pay for moving important weights.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,10 +33,6 @@ class MAS(Method):
 
     The weights of the trunk are held, and the head if all tasks share it; heads of single tasks are left to their tasks.
     """
-
-    paper: ClassVar[str] = "Aljundi et al. 2018"
-    needs: ClassVar[str] = "task id at test, unless the head is shared"
-    costs: ClassVar[str] = "two numbers per weight; after a task, a gradient for every example"
 
     importance: Tensor  # (weights,)
     anchor: Tensor  # (weights,)

@@ -46,9 +46,6 @@ class Method(nn.Module):
         >>> classes = method.predict(images, task=0)
     """
 
-    paper: ClassVar[str] = "the baseline of all five"  # three facts for `hatrack list`: who wrote it and when,
-    needs: ClassVar[str] = "task id at test, unless the head is shared"  # what it needs beyond the data of the task,
-    costs: ClassVar[str] = "nothing"  # what it adds to the network: parameters, bits per task, stored images
     replaces: ClassVar[Mapping[str, str]] = {}  # options of the regime that do nothing here, and the option to use
     transient: ClassVar[tuple[str, ...]] = ()  # parameters that exist only while a task is learned: no file holds them
 

@@ -6,7 +6,7 @@ a bit. Departures from the paper: norms per task by default; owned weights are p
 Adam and weight decay can't move them either.
 """
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,6 @@ from hatrack.tasks.task import Task
 
 class PackNet(Method):
     """Iterative pruning: every task owns a share of the weights that were free, and reads those of the tasks before it."""
-
-    paper: ClassVar[str] = "Mallya and Lazebnik 2018"
-    needs: ClassVar[str] = "task id at test"
-    costs: ClassVar[str] = "the number of a task per weight; the norms of every task"
 
     owner: Tensor  # (weights that can be pruned,): the turn of the task that owns a weight; 0: free
     turns: Tensor  # (tasks,): the place of every task in the order of learning, from 1; 0: not learned

@@ -7,7 +7,7 @@ generations only; a module that a path names twice in a layer counts once, as in
 """
 
 import math
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,10 +47,6 @@ class Candidate(NamedTuple):
 
 class PathNet(Method):
     """PathNet: every task goes through a few modules of each layer, found by a tournament and frozen afterwards."""
-
-    paper: ClassVar[str] = "Fernando et al. 2017"
-    needs: ClassVar[str] = "task id at test; a sequential trunk; validation data, to tell the better path"
-    costs: ClassVar[str] = "up to twice the epochs; a path per task"
 
     paths: Tensor
 

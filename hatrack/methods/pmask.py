@@ -33,10 +33,7 @@ aten = torch.ops.aten
 class PMASK(Method):
     """Hard attention on single parameters: a gate per weight and task; the weights that a finished task uses are frozen."""
 
-    paper: ClassVar[str] = "Raskoti, Ghimire (003)"
-    needs: ClassVar[str] = "task id at test"
     transient: ClassVar[tuple[str, ...]] = ("embeddings",)
-    costs: ClassVar[str] = "an embedding per weight while a task is learned, then one bit per weight and task"
 
     masks: Tensor
     done: Tensor

@@ -7,7 +7,7 @@ their dropout off; the laterals into the outputs, which that code has but never 
 
 from collections.abc import Mapping
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -58,10 +58,6 @@ class Column(nn.Module):
 
 class PNN(Method):
     """Progressive neural networks: a column per task that reads the frozen columns of all earlier tasks."""
-
-    paper: ClassVar[str] = "Rusu et al. 2016"
-    needs: ClassVar[str] = "task id at test; a sequential trunk"
-    costs: ClassVar[str] = "a column per task, with laterals from every earlier one"
 
     owned: Tensor
 

@@ -1,7 +1,5 @@
 """Stratified guessing, the lower reference of the HAT paper (Serra et al., ICML 2018), https://arxiv.org/abs/1801.01423"""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,10 +15,6 @@ from hatrack.tasks.task import Task
 
 class Random(Method):
     """Guesses a class with the frequency it had in the task's training data; nothing is trained."""
-
-    paper: ClassVar[str] = "the lower reference of 001"
-    needs: ClassVar[str] = "task id at test"
-    costs: ClassVar[str] = "a frequency per class"
 
     frequency: Tensor
 

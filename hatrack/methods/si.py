@@ -6,7 +6,7 @@ added to the gradients rather than to the loss: the account needs the gradient o
 given both with one backward pass. So the loss that training reports is the plain one.
 """
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -27,10 +27,6 @@ class SI(Method):
 
     The weights of the trunk are held, and the head if all tasks share it; heads of single tasks are left to their tasks.
     """
-
-    paper: ClassVar[str] = "Zenke et al. 2017"
-    needs: ClassVar[str] = "task id at test, unless the head is shared"
-    costs: ClassVar[str] = "five numbers per weight, of which three are saved"
 
     importance: Tensor  # each (weights,)
     anchor: Tensor

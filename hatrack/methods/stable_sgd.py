@@ -22,9 +22,6 @@ PLASTIC_LR, PLASTIC_BATCH = 0.01, 64  # what the authors' plastic regime has; it
 class StableSGD(Method):
     """SGD in the stable regime: a large first learning rate that falls from task to task, small batches, dropout."""
 
-    paper: ClassVar[str] = "Mirzadeh et al. 2020 (004)"
-    needs: ClassVar[str] = "dropout layers in the network, for that ingredient; task id at test, unless the head is shared"
-    costs: ClassVar[str] = "nothing"
     replaces: ClassVar[Mapping[str, str]] = {
         "lr": "first_lr",
         "task_lr_decay": "lr_decay",

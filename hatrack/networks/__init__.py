@@ -1,19 +1,36 @@
 """Networks: builders that return a trunk (images to a feature vector); any other module serves as well."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from torch import nn
+from hatrack.registry import Entry, Registry
 
-from hatrack.networks.alexnet import alexnet
-from hatrack.networks.cnn import cnn
-from hatrack.networks.mlp import mlp
-from hatrack.networks.resnet import resnet18, resnet34, resnet50
+if TYPE_CHECKING:
+    from torch import nn
 
-NETWORKS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": mlp,
-    "cnn": cnn,
-    "alexnet": alexnet,
-    "resnet18": resnet18,
-    "resnet34": resnet34,
-    "resnet50": resnet50,
-}
+NETWORKS: "Registry[Callable[..., nn.Module]]" = Registry("network", {
+    "mlp": Entry(
+        "hatrack.networks.mlp:mlp",
+        "Hidden layers of any widths, ReLU, dropout on the input and after every layer.",
+    ),
+    "cnn": Entry(
+        "hatrack.networks.cnn:cnn",
+        "64 filters of 3x3 (same size), 2x2 max-pooling, then 1024 and 1024 units, with ReLU.",
+    ),
+    "alexnet": Entry(
+        "hatrack.networks.alexnet:alexnet",
+        "64, 128 and 256 filters of 4x4, 3x3 and 2x2, each followed by 2x2 max-pooling; then 2048 and 2048 units.",
+    ),
+    "resnet18": Entry(
+        "hatrack.networks.resnet:resnet18",
+        "Residual network of 8 blocks: 20 convolutions, each with batch normalisation; 512 features.",
+    ),
+    "resnet34": Entry(
+        "hatrack.networks.resnet:resnet34",
+        "Residual network of 16 blocks: 36 convolutions, each with batch normalisation; 512 features.",
+    ),
+    "resnet50": Entry(
+        "hatrack.networks.resnet:resnet50",
+        "Residual network of 16 bottlenecks: 53 convolutions, each with batch normalisation; 2048 features.",
+    ),
+})  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
-from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
+from hatrack.benchmarks import BENCHMARKS
 from hatrack.experiments.record import clean
 from hatrack.experiments.run import Run
 from hatrack.networks import NETWORKS
@@ -110,7 +110,7 @@ def command(setting: Setting, method: str, seeds: list[int]) -> str:
     """What to type to run a method in this setting."""
     spec = setting.spec
     words = ["hatrack", "run", str(spec["benchmark"]), method]
-    own = DEFAULT_NETWORK.get(spec["benchmark"])
+    own = BENCHMARKS.entries[spec["benchmark"]].network if spec["benchmark"] in BENCHMARKS else None
     words += ["--network", str(spec["network"])] if spec["network"] != own else []
     sources: list[tuple[Callable[..., Any] | None, dict[str, Any]]] = [
         (Run, spec),

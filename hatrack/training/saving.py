@@ -109,7 +109,7 @@ def _describe(method: Method) -> dict[str, Any]:
     return {
         "kind": KIND,
         "format": FORMAT,
-        "method": _name(kind),
+        "method": METHODS.name_of(kind),
         "options": method.options,
         "classes": net.classes,
         "built": tasks,  # so many tasks were known when the method was built: it may depend on it
@@ -120,11 +120,6 @@ def _describe(method: Method) -> dict[str, Any]:
         "stopped": stopped,  # parameters of the trunk that took no gradient then
         "versions": {"hatrack": __version__, "torch": torch.__version__},
     }
-
-
-def _name(kind: type[Method]) -> str:
-    """As in METHODS; module:Class if it is not there."""
-    return next((name for name, known in METHODS.items() if known is kind), f"{kind.__module__}:{kind.__qualname__}")
 
 
 # Loading

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from hatrack import Record, Regime, Run, run
 from hatrack.__main__ import main
-from hatrack.benchmarks import BENCHMARKS, DEFAULT_NETWORK
+from hatrack.benchmarks import BENCHMARKS
 from hatrack.benchmarks.cifar import cifar, cifar10_5, cifar100_5, cifar100_20
 from hatrack.benchmarks.mixture import Norm, in_colour, measured, mixture, mixture_open
 from hatrack.benchmarks.mnist import pmnist
@@ -310,9 +310,9 @@ def test_ten_tasks_take_the_memory_of_one(monkeypatch):
 
 
 def test_every_benchmark_has_a_network_of_its_own(world):
-    assert DEFAULT_NETWORK.keys() == BENCHMARKS.keys()
-    assert set(DEFAULT_NETWORK.values()) <= NETWORKS.keys()
-    assert {name for name, network in DEFAULT_NETWORK.items() if network == "alexnet"} == set(COLOURED)
+    networks = {name: entry.network for name, entry in BENCHMARKS.entries.items()}
+    assert set(networks.values()) <= NETWORKS.keys()
+    assert {name for name, network in networks.items() if network == "alexnet"} == set(COLOURED)
 
 
 def test_a_run_holds_the_name_of_the_network_it_takes():

@@ -24,7 +24,7 @@ from hatrack.datasets import cache
 from hatrack.datasets.archives import decode
 from hatrack.datasets.catalog import SETS
 from hatrack.experiments.record import name_of, sign
-from hatrack.networks import mlp
+from hatrack.networks.mlp import mlp
 from tests.helpers import archives, mutations
 from tests.helpers.fuzzing import (
     OWN,

@@ -395,7 +395,7 @@ def test_a_disk_that_fills_up_during_a_download(folder, digits, monkeypatch):
 
 CHILD = """
 import dataclasses, json, sys
-from hatrack.benchmarks import fetch
+from hatrack.datasets import download as fetch
 from hatrack.datasets.catalog import SETS, File
 print("ready", flush=True)
 files, train, test = json.loads(sys.stdin.readline())

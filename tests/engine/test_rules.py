@@ -9,7 +9,7 @@ from torch import nn
 
 from hatrack import Method, Network, Regime, Trainer
 from hatrack.engine.rules import RuleBroken, watch_step
-from hatrack.networks import mlp
+from hatrack.networks.mlp import mlp
 from tests.helpers.toys import toy_tasks
 
 

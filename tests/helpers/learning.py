@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from hatrack import METHODS, Method, Network, Regime, Task, Trainer
-from hatrack.networks import mlp
+from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 
 # Methods that promise to leave earlier tasks alone, bit for bit

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from hatrack.networks import mlp
+from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 
 

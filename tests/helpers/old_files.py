@@ -16,7 +16,7 @@ from torch import nn
 from hatrack import METHODS, Method, Network, Record, Regime, Run, Task, Trainer
 from hatrack.experiments import record
 from hatrack.experiments.run import _run
-from hatrack.networks import mlp
+from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 from hatrack.training import checkpoint, saving
 from hatrack.training.checkpoint import Checkpointer

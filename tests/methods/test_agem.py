@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from hatrack import METHODS, Network, Regime, Trainer, evaluate
 from hatrack.methods.agem import AGEM, project, some_of_each
-from hatrack.networks import mlp
+from hatrack.networks.mlp import mlp
 from hatrack.seeds import generator, seeded
 from hatrack.tasks.split import Batch
 from hatrack.tasks.task import Task
@@ -92,7 +92,7 @@ def test_any_reference_gives_a_defined_gradient(r):
 def references(agem: AGEM, seed: int, task: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The gradient on the batch that `edit_grads` would draw at this seed, head by head, in float64."""
     torch.manual_seed(seed)
-    x, y, owner = agem.memory.sample(agem.reference, without=task)
+    x, y, owner, _ = agem.memory.sample(agem.reference, without=task)
     weights = {name: p.detach().double().requires_grad_() for name, p in agem.net.named_parameters()}
     total = torch.zeros((), dtype=torch.float64)
     for k in set(owner.tolist()):

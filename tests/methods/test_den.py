@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from hatrack import Diverged, Network, Regime, Trainer
 from hatrack.methods.den import DEN, shrink_rows
 from hatrack.methods.parts.expandable import UNBORN, between, beyond
-from hatrack.networks import mlp
+from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 from tests.helpers.learning import learn, logits
 from tests.helpers.toys import toy_tasks

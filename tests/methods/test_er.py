@@ -47,7 +47,7 @@ def test_the_loss_is_the_mean_over_batch_and_replay():
     torch.manual_seed(3)
     loss = er.loss(batch)
     torch.manual_seed(3)
-    x, y, task = er.memory.sample(6)
+    x, y, task, _ = er.memory.sample(6)
     assert set(task.tolist()) == {0, 1}
     er.double()
     pairs = [(batch.x[i], batch.y[i], 2) for i in range(9)] + [(x[i], y[i], int(task[i])) for i in range(6)]

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from hatrack import Method, Network
 from hatrack.methods.parts.fisher import Squares, fisher_diagonal
 from hatrack.methods.parts.vectors import pieces
-from hatrack.networks import mlp
+from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 from hatrack.tasks.split import Split
 from tests.helpers.loops import loop

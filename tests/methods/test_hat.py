@@ -11,7 +11,8 @@ from hatrack import HAT, Network, Regime, Trainer
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.methods.hat import compensation, without_denormals
 from hatrack.methods.parts.annealing import hardness
-from hatrack.networks import alexnet, mlp
+from hatrack.networks.alexnet import alexnet
+from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 from hatrack.tasks.split import Batch
 from hatrack.tracing.units import Units

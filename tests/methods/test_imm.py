@@ -6,7 +6,7 @@ from torch import nn
 
 from hatrack import METHODS, Method, Network, Regime, Trainer, evaluate
 from hatrack.methods.parts.vectors import grads, set_values, values
-from hatrack.networks import mlp
+from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 from tests.helpers.learning import learn, logits
 from tests.helpers.loops import loop

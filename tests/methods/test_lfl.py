@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hatrack import Diverged, Network, Regime, Trainer
-from hatrack.methods import LFL
+from hatrack import LFL, Diverged, Network, Regime, Trainer
 from hatrack.methods.lfl import last_dropouts
-from hatrack.networks import alexnet, mlp
+from hatrack.networks.alexnet import alexnet
+from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 from hatrack.tasks.split import Batch
 from tests.helpers.learning import OPTIMIZERS, learn, logits, make

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hatrack import Diverged, Method, Network, Regime, Trainer
-from hatrack.methods import LwF
+from hatrack import Diverged, LwF, Method, Network, Regime, Trainer
 from hatrack.methods.lwf import distillation
-from hatrack.networks import mlp
+from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 from hatrack.tasks.split import Batch
 from tests.helpers.learning import learn, logits, make

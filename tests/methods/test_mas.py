@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hatrack import Network, Task
-from hatrack.methods import MAS, mas
-from hatrack.networks import mlp
+from hatrack import MAS, Network, Task
+from hatrack.methods import mas
+from hatrack.networks.mlp import mlp
 from hatrack.seeds import generator, seeded
 from tests.helpers.learning import learn, logits, make
 from tests.helpers.toys import toy_tasks

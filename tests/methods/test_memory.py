@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hatrack import Network
 from hatrack.engine.rules import watch_step
 from hatrack.methods.parts.memory import Memory, Reservoir, Ring, idle, room
-from hatrack.networks import mlp
+from hatrack.networks.mlp import mlp
 from tests.helpers.toys import toy_tasks
 
 EXAMPLE = torch.zeros(2, 1)
@@ -119,7 +119,7 @@ def test_a_sample_is_drawn_from_all_that_is_kept():
     torch.manual_seed(0)
     memory = Ring(2, EXAMPLE)
     everything = offer(memory, [3, 3, 1], tasks=3, classes=4)  # most classes have fewer than two
-    x, y, task = memory.sample(4000)
+    x, y, task, _ = memory.sample(4000)
     assert {*zip(x[:, 0].tolist(), y.tolist(), task.tolist(), strict=True)} == {*kept(memory)} <= {*everything}
     counts = torch.bincount(x[:, 0].long())[1:]
     counts = counts[counts > 0]

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from hatrack import Diverged, Network, Regime, Trainer
 from hatrack.methods.packnet import PackNet
 from hatrack.methods.parts.vectors import pieces
-from hatrack.networks import mlp
+from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 from tests.helpers.learning import learn, logits
 from tests.helpers.toys import toy_tasks

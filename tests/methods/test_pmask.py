@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 from hatrack import HAT, Diverged, Network, Regime, Trainer, evaluate
 from hatrack.methods.pmask import LIMIT, PMASK, _Masked, pack, unpack
-from hatrack.networks import alexnet, mlp, resnet18
+from hatrack.networks.alexnet import alexnet
+from hatrack.networks.mlp import mlp
+from hatrack.networks.resnet import resnet18
 from hatrack.seeds import seeded
 from hatrack.tasks.split import Batch
 from tests.helpers.toys import toy_tasks

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from hatrack import Network, Regime, Trainer
-from hatrack.methods import SI
+from hatrack import SI, Network, Regime, Trainer
 from hatrack.methods.parts.vectors import values
-from hatrack.networks import mlp
+from hatrack.networks.mlp import mlp
 from hatrack.tasks.split import Batch
 from tests.helpers.learning import learn, logits, make
 from tests.helpers.toys import toy_tasks

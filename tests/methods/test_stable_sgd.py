@@ -10,7 +10,7 @@ from hatrack import METHODS, Network, Regime, Run, Trainer
 from hatrack.__main__ import main
 from hatrack.cli.values import convert
 from hatrack.methods.stable_sgd import INGREDIENTS, StableSGD
-from hatrack.networks import mlp
+from hatrack.networks.mlp import mlp
 from hatrack.options import parameters
 from hatrack.seeds import seeded
 from tests.helpers.learning import learn

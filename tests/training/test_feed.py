@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from hatrack import Method, Network, Regime, Task, Trainer, evaluate
 from hatrack.benchmarks import BENCHMARKS
-from hatrack.networks import mlp
+from hatrack.networks.mlp import mlp
 from hatrack.tasks.device import all_to_device
 from hatrack.tasks.transform import crop_and_flip, draw_crops
 from hatrack.training.prefetch import Prefetcher

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hatrack.networks.network import Network
 from hatrack.tasks.split import TaskId
@@ -21,10 +22,16 @@ class Examples(NamedTuple):
     x: Tensor  # (examples, *shape)
     y: Tensor  # (examples,)
     task: Tensor  # (examples,)
+    more: dict[str, Tensor]  # the further columns, by name: (examples, *shape)
 
 
 class Memory(nn.Module, ABC):
-    """Tables of images, labels and tasks. A kind of memory says in `_rows` where an example goes."""
+    """Tables of images, labels and tasks. A kind of memory says in `_rows` where an example goes.
+
+    Args:
+        example: images like those that are to be kept.
+        columns: further columns of floats, by name, with the shape of one row: `logits=(10,)`.
+    """
 
     x: Tensor
     y: Tensor
@@ -32,13 +39,16 @@ class Memory(nn.Module, ABC):
     used: Tensor  # (rows,): does this row hold an example?
     new: Tensor  # 0-d: how many of the examples to come have not been seen before
 
-    def __init__(self, example: Tensor) -> None:
+    def __init__(self, example: Tensor, **columns: Sequence[int]) -> None:
         super().__init__()
+        self.columns = tuple(columns)
         self.register_buffer("x", torch.zeros(1, *example.shape[1:], device=example.device))
         self.register_buffer("y", torch.zeros(1, dtype=torch.int64, device=example.device))
         self.register_buffer("task", torch.zeros_like(self.y))
         self.register_buffer("used", torch.zeros_like(self.y, dtype=torch.bool))
         self.register_buffer("new", torch.zeros_like(self.y[0]))
+        for name, shape in columns.items():
+            self.register_buffer(name, torch.zeros(1, *shape, device=example.device))
 
     @abstractmethod
     def _rows(self, y: Tensor, task: Tensor, new: Tensor) -> Tensor:
@@ -48,17 +58,23 @@ class Memory(nn.Module, ABC):
         """Room for tasks of so many classes each, where a kind of memory has room for each of them. Not in a step."""
 
     def _extend(self, rows: int) -> None:
-        for name in ("x", "y", "task", "used"):
+        for name in ("x", "y", "task", "used", *self.columns):
             table = self.get_buffer(name)
             setattr(self, name, torch.cat([table, table.new_zeros(rows, *table.shape[1:])]))
+
+    def widen(self, column: str, width: int) -> None:
+        """Make the last dimension of a further column at least this wide, filled up with zeros. Not in a step."""
+        table = self.get_buffer(column)
+        setattr(self, column, F.pad(table, (0, max(0, width - table.shape[-1]))))
 
     def expect(self, count: int) -> None:
         """The next `count` examples are new. Those after them were seen in an earlier epoch, and `add` passes them over."""
         self.new.fill_(count)
 
     @torch.no_grad()
-    def add(self, x: Tensor, y: Tensor, task: TaskId) -> None:
-        """Offer a batch of any size. It ends as if the examples had come one by one: of two for one row the later stays."""
+    def add(self, x: Tensor, y: Tensor, task: TaskId, **more: Tensor) -> None:
+        """Offer a batch of any size, with the values of every further column. It ends as if the examples had come one by
+        one: of two for one row the later stays."""
         place = torch.arange(len(y), device=y.device)
         owner = task if isinstance(task, Tensor) else torch.full_like(y, task)
         new = place < self.new
@@ -68,6 +84,8 @@ class Memory(nn.Module, ABC):
             1
         )  # all that write to one row write the same: any order will do
         self.x[row], self.y[row], self.task[row] = x[last], y[last], owner[last]
+        for name in self.columns:
+            self.get_buffer(name)[row] = more[name][last]
         self.used[row] = row > 0
 
     def sample(self, count: int, without: int | None = None) -> Examples:
@@ -76,7 +94,8 @@ class Memory(nn.Module, ABC):
         number = used.cumsum(0)  # (rows,): how many there are up to this row
         drawn = (uniform(count, number.device) * number[-1]).long()
         row = torch.searchsorted(number, drawn, right=True) % len(number)
-        return Examples(self.x[row], self.y[row], self.task[row])
+        more = {name: self.get_buffer(name)[row] for name in self.columns}
+        return Examples(self.x[row], self.y[row], self.task[row], more)
 
     def forget(self, task: int) -> None:
         """Give up what is kept of a task."""
@@ -92,8 +111,8 @@ class Reservoir(Memory):
 
     seen: Tensor
 
-    def __init__(self, slots: int, example: Tensor) -> None:
-        super().__init__(example)
+    def __init__(self, slots: int, example: Tensor, **columns: Sequence[int]) -> None:
+        super().__init__(example, **columns)
         self.slots = slots
         self._extend(slots)
         self.register_buffer("seen", torch.zeros_like(self.new))
@@ -113,8 +132,8 @@ class Ring(Memory):
     first: Tensor  # (tasks,): the number of a task's class 0 among the classes of all tasks
     written: Tensor  # (classes of all tasks,)
 
-    def __init__(self, per_class: int, example: Tensor) -> None:
-        super().__init__(example)
+    def __init__(self, per_class: int, example: Tensor, **columns: Sequence[int]) -> None:
+        super().__init__(example, **columns)
         self.per_class = per_class
         self.register_buffer("first", torch.zeros_like(self.y[:0]))
         self.register_buffer("written", torch.zeros_like(self.y[:0]))
