@@ -29,7 +29,7 @@ from hatrack.cli.values import (
 )
 from hatrack.engine.choice import ENGINES, PRECISIONS
 from hatrack.experiments import demo
-from hatrack.experiments.parallel import carry_out
+from hatrack.experiments.parallel import run_all
 from hatrack.experiments.run import Run, folder_of, stopped_runs
 from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
@@ -220,7 +220,7 @@ def _carry_out(runs: Sequence[Run], out: Path, *, again: bool, parallel: int, **
     if parallel < 1:
         raise ValueError(f"--parallel must be at least 1, not {parallel}")
     there = 0 if again else sum(folder_of(spec, out).done for spec in runs)
-    records = carry_out(runs, out, again=again, parallel=parallel, **how)
+    records = run_all(runs, out, again=again, parallel=parallel, **how)
     for setting in settings(records):
         Console().print(terminal(setting))
     for record in records:

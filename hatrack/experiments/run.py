@@ -1,4 +1,4 @@
-"""One experiment: a Run says everything that decides its outcome, and `run` carries it out, once."""
+"""One experiment: a Run says everything that decides its outcome, and `run` carries it out."""
 
 import dataclasses
 import platform
@@ -42,7 +42,26 @@ from hatrack.training.trainer import Progress, Trainer
 
 @dataclass(frozen=True)
 class Run:
-    """A complete specification; options that are not named take their defaults, so two ways to write a run are one run."""
+    """The complete specification of an experiment. Options that are not given take their defaults.
+
+    Args:
+        benchmark: a name in `BENCHMARKS`.
+        method: a name in `METHODS`, or a method of your own as "module:Class".
+        seed: decides everything random.
+        network: a name in `NETWORKS`; by default the benchmark's own.
+        heads: "multi" for a head per task, "shared" for one head that all tasks share.
+        init: the initial weights, "default" (PyTorch's) or "xavier".
+        freeze: parts of the network that stay as they are: patterns of names, separated by commas.
+        train_examples: on how many training examples per task the loss is measured after each task; 0 for all.
+        regime: how every task is trained.
+        benchmark_options: options of the benchmark, by name.
+        network_options: options of the network, by name.
+        method_options: options of the method, by name.
+
+    Example:
+        >>> spec = hr.Run("smnist", "hat", seed=1, regime=hr.Regime(epochs=5), benchmark_options={"data": "sample"})
+        >>> record = hr.run(spec, "runs")
+    """
 
     benchmark: str
     method: str
@@ -73,7 +92,7 @@ class Run:
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Self:
-        """The run that has this `spec`."""
+        """Return the run that has this spec, the dict that a record holds."""
         plain = {key: value for key, value in spec.items() if key != "data_digest"}
         for key in ("benchmark_options", "network_options", "method_options"):
             plain[key] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain[key].items()}
@@ -81,7 +100,7 @@ class Run:
 
     @cached_property
     def spec(self) -> dict[str, Any]:
-        """Everything that decides the outcome, as JSON can hold it."""
+        """Everything that decides the outcome, as a dict for JSON."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         if self.benchmark == "own":  # a file's name does not say what is in it
             plain["data_digest"] = fingerprint(self.benchmark_options["tasks"])
@@ -93,12 +112,12 @@ class Run:
 
     @cached_property
     def name(self) -> str:
-        """Of its record: readable, and different for every different spec."""
+        """The name of its record: readable, and different for every different spec."""
         return name_of(self.spec)
 
 
 def complete(entry_name: str, entry: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of an entry, given or by default, each checked."""
+    """Return all options of an entry, given or by default, each checked."""
     known = parameters(entry)
     for name, value in options.items():
         if name not in known:
@@ -109,7 +128,7 @@ def complete(entry_name: str, entry: Callable[..., Any], options: Mapping[str, A
 
 
 def build(spec: Run, device: torch.device | str = "cpu") -> tuple[list[Task], Method]:
-    """The tasks and the untrained method of a run."""
+    """Make the tasks and the untrained method of a run."""
     tasks = all_to_device(BENCHMARKS[spec.benchmark](spec.seed, **spec.benchmark_options), device)
     with seeded(spec.seed, "weights"):
         trunk = NETWORKS[spec.network](tasks[0].shape, **spec.network_options)
@@ -138,9 +157,25 @@ def run(
     save_every: float = 5.0,
     progress: Progress | None = None,
 ) -> Record:
-    """Carry out a run and keep its record in `out`; a run that has its record there is not run again, unless asked.
+    """Carry out a run, or continue it where it was stopped.
 
-    Its state is saved there at every task and every so many minutes: a run that was stopped goes on where it was.
+    Args:
+        spec: what to run.
+        out: the folder for the record and the saved states; None to keep nothing. A run that has its record there is not
+            run again.
+        again: run even if there is a record.
+        device: "cpu" or "cuda".
+        engine: how steps run: "auto", "eager", "compiled" or "recorded".
+        precision: how matrix products are computed: "tf32", "float32" or "bfloat16".
+        save_every: minutes between two saves of the state.
+        progress: called after every epoch.
+
+    Returns:
+        The record.
+
+    Example:
+        >>> record = hr.run(hr.Run("smnist", "hat", benchmark_options={"data": "sample"}), "runs")
+        >>> record.summary["accuracy"]
     """
     choose_engine(engine, torch.device(device).type, 0)  # an error now if it can't be had
     check_precision(precision, torch.device(device))
@@ -195,7 +230,7 @@ def stopped_runs(out: Path) -> tuple[list[Run], list[str]]:
         if not folder.spec:
             others.append(f"{folder.path} holds no state that can be used; remove it to start anew")
         elif not same:
-            others.append(f"{folder.path} can't go on: it was renamed, or was begun by another version or with other data")
+            others.append(f"{folder.path} can't be continued: it was renamed, or was begun by another version or with other data")
         elif blocked := folder.blocked:
             others.append(blocked)
         else:
@@ -216,7 +251,7 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
     else:
         rows["before"] = [_score(method, task.test).accuracy for task in tasks]
     for task in tasks[start:]:
-        if checkpointer and not (saved and task.index == start):  # its beginning is saved already, and where its fits stand
+        if checkpointer and not (saved and task.index == start):  # else its beginning is saved already
             measured = {**rows, "spent": spent + time.perf_counter() - began}
             checkpointer.begin_task(task.index, method, trainer, measured)
             if stopping.is_set():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hatrack import Record, Regime
-from hatrack.experiments.parallel import carry_out
+from hatrack.experiments.parallel import run_all
 from hatrack.experiments.run import folder_of
 from hatrack.training.checkpoint import Checkpointer, Stopped, stopping
 from tests.helpers.killing import assert_same, here, start, wait_for
@@ -25,7 +25,7 @@ processes_are_listed = pytest.mark.skipif(not Path("/proc/self/stat").exists(), 
 def test_side_by_side_gives_the_same_records(tmp_path):
     """Every run has one thread here, alone or in company, so that the results are the same to the bit."""
     runs = [small(seed=seed) for seed in range(2)]
-    one, two = (carry_out(runs, tmp_path / str(n), parallel=n) for n in (1, 2))
+    one, two = (run_all(runs, tmp_path / str(n), parallel=n) for n in (1, 2))
     for a, b in zip(one, two, strict=True):
         assert b.versions["threads"] == 1
         assert json.dumps(a.accuracy) == json.dumps(b.accuracy)
@@ -35,7 +35,7 @@ def test_side_by_side_gives_the_same_records(tmp_path):
 
 
 def test_a_run_that_is_named_twice_is_run_once(tmp_path):
-    records = carry_out([small(seed=seed) for seed in (3, 4, 3)], tmp_path)
+    records = run_all([small(seed=seed) for seed in (3, 4, 3)], tmp_path)
     assert [record.spec["seed"] for record in records] == [3, 4, 3]
     assert records[0] is records[2]
 
@@ -47,7 +47,7 @@ def test_an_error_in_one_process_reaches_the_user(tmp_path, capfd):
         folder_of(runs[0], tmp_path),
         pytest.raises(ValueError, match=f"{runs[0].name} is being run by another process"),
     ):
-        carry_out(runs, tmp_path, parallel=2)
+        run_all(runs, tmp_path, parallel=2)
     assert capfd.readouterr() == ("", "")
     assert not list(tmp_path.glob("*.json")), "nobody waited for the others"
 
@@ -55,7 +55,7 @@ def test_an_error_in_one_process_reaches_the_user(tmp_path, capfd):
 def test_a_stop_of_runs_that_replace_their_records(tmp_path, monkeypatch):
     """Those that were not begun are not taken for finished afterwards."""
     runs = [small(seed=seed) for seed in range(3)]
-    old = carry_out(runs, tmp_path)
+    old = run_all(runs, tmp_path)
     begin = Checkpointer.begin_task
 
     def stop_in_the_second(self, *how):
@@ -65,10 +65,10 @@ def test_a_stop_of_runs_that_replace_their_records(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Checkpointer, "begin_task", stop_in_the_second)
     with pytest.raises(Stopped, match="1 of 3 runs are finished, and the same command without --again goes on"):
-        carry_out(runs, tmp_path, again=True)
+        run_all(runs, tmp_path, again=True)
     monkeypatch.undo()
     first = Record.load(tmp_path / f"{runs[0].name}.json")
-    new = carry_out(runs, tmp_path)
+    new = run_all(runs, tmp_path)
     assert new[0].seconds == first.seconds != old[0].seconds
     for one, two in zip(new[1:], old[1:], strict=True):
         assert one.seconds != two.seconds

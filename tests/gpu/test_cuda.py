@@ -59,7 +59,7 @@ def test_recorded_steps_are_the_same_steps(name):
 
 
 def test_runs_side_by_side_are_the_runs_one_by_one(tmp_path):
-    from hatrack.experiments.parallel import carry_out
+    from hatrack.experiments.parallel import run_all
 
     specs = [
         Run("smnist", method, seed, benchmark_options={"data": "sample"}, regime=Regime(epochs=3), network_options=small)
@@ -67,8 +67,8 @@ def test_runs_side_by_side_are_the_runs_one_by_one(tmp_path):
         for seed in (0, 1)
         for small in [{"widths": (50, 50)}]
     ]
-    alone = carry_out(specs, tmp_path / "alone", device="cuda", engine="recorded")
-    together = carry_out(specs, tmp_path / "together", device="cuda", engine="recorded", parallel=4)
+    alone = run_all(specs, tmp_path / "alone", device="cuda", engine="recorded")
+    together = run_all(specs, tmp_path / "together", device="cuda", engine="recorded", parallel=4)
     for one, two in zip(alone, together, strict=True):
         assert one.accuracy == two.accuracy
         assert one.curves == two.curves

@@ -5,7 +5,7 @@ import torch
 
 from hatrack import Regime, Run, Trainer, run
 from hatrack.engine.precision import precision_scope
-from hatrack.experiments.parallel import carry_out
+from hatrack.experiments.parallel import run_all
 from hatrack.tasks.device import all_to_device
 from tests.helpers.killing import Killed, assert_same, killed_at, to_the_end
 from tests.helpers.pictures import assert_same_bits, convolutional, learned, pictures
@@ -65,11 +65,11 @@ def test_killed_and_resumed(engine, precision, tmp_path, monkeypatch):
 def test_killed_and_resumed_side_by_side(tmp_path, monkeypatch):
     specs = [spec(seed) for seed in (0, 1)]
     how = {"device": "cuda", "engine": "recorded", "parallel": 2, "save_every": 1e-5}
-    whole = carry_out(specs, tmp_path / "whole", **how)
+    whole = run_all(specs, tmp_path / "whole", **how)
     kills = killed_at(monkeypatch, 0.02, seed=0, most=2)
     while True:
         try:
-            again = carry_out(specs, tmp_path / "again", **how)
+            again = run_all(specs, tmp_path / "again", **how)
             break
         except Killed:
             continue
@@ -80,7 +80,7 @@ def test_killed_and_resumed_side_by_side(tmp_path, monkeypatch):
 
 def test_compiled_runs_side_by_side(tmp_path):
     specs = [spec(seed) for seed in (0, 1, 2)]
-    alone = carry_out(specs, tmp_path / "alone", device="cuda", engine="compiled")
-    together = carry_out(specs, tmp_path / "together", device="cuda", engine="compiled", parallel=3)
+    alone = run_all(specs, tmp_path / "alone", device="cuda", engine="compiled")
+    together = run_all(specs, tmp_path / "together", device="cuda", engine="compiled", parallel=3)
     for one, two in zip(alone, together, strict=True):
         assert_same(one, two)

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from hatrack import METHODS, Diverged, Method, Network, Regime, Run, Trainer, run
 from hatrack.__main__ import main
-from hatrack.experiments.parallel import carry_out
+from hatrack.experiments.parallel import run_all
 from hatrack.files import tensors
 from hatrack.methods.parts.vectors import values
 from hatrack.reporting.report import report
@@ -382,7 +382,7 @@ def test_a_diverged_run_is_one_line_and_keeps_its_last_good_state(tmp_path, caps
 def test_other_runs_go_on_to_their_records(tmp_path, parallel):
     wild = [small(seed=seed, regime=Regime(epochs=1, batch=100, lr=1e30, clip=0.0)) for seed in (0, 1)]
     with pytest.raises(Diverged) as caught:
-        carry_out([wild[0], small(seed=0), wild[1]], tmp_path, parallel=parallel)
+        run_all([wild[0], small(seed=0), wild[1]], tmp_path, parallel=parallel)
     lines = str(caught.value).split("\n")
     assert [line[:10] for line in lines[:2]] == ["sgd seed 0", "sgd seed 1"]
     assert lines[2:] == [f"1 of 3 runs have their records in {tmp_path}"]
