@@ -230,7 +230,8 @@ def stopped_runs(out: Path) -> tuple[list[Run], list[str]]:
         if not folder.spec:
             others.append(f"{folder.path} holds no state that can be used; remove it to start anew")
         elif not same:
-            others.append(f"{folder.path} can't be continued: it was renamed, or was begun by another version or with other data")
+            why = "it was renamed, or was begun by another version or with other data"
+            others.append(f"{folder.path} can't be continued: {why}")
         elif blocked := folder.blocked:
             others.append(blocked)
         else:
