@@ -224,7 +224,7 @@ def test_the_units_of_alexnet():
         slice(2496, 4544),
     ]
     values = torch.rand(4544)
-    spread = units.spread(values)
+    spread = units.weight_masks(values)
     assert spread["4.weight"][5, 9, 2, 1] == min(values[64 + 5], values[9])  # (128, 64, 3, 3)
     assert torch.equal(spread["0.weight"][:, 0, 0, 0], values[:64]), "images are always on"
     reads = values[192:448].repeat_interleave(4)

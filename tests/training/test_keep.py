@@ -260,7 +260,7 @@ def free(method: Method) -> list[tuple[nn.Parameter, torch.Tensor]]:
     """The weights of the trunk that no finished task uses, by each method's own account."""
     trunk = dict(method.net.trunk.named_parameters())
     if isinstance(method, METHODS["hat"]):
-        spread = [method.units.spread(gates.float()) for gates in method.gates]
+        spread = [method.units.weight_masks(gates.float()) for gates in method.gates]
         return [(p, torch.stack([masks[name] for masks in spread]).amax(0) == 0) for name, p in trunk.items()]
     pmask = isinstance(method, METHODS["pmask"])
     weights = method.weights() if pmask else [method.net.get_parameter(name) for name in method.packed]
