@@ -387,11 +387,11 @@ def test_files_that_are_none(path, tmp_path):
     told("can't be read", tmp_path)
     for content in (b"", b"x", pickle.dumps(Trap()), pickle.dumps({"state": 1}), bytes(8), b"\xff" * 100):
         path.write_bytes(content)
-        told("is not a file of hatrack, or not whole")
+        told("is not a file of hatrack")
         with pytest.raises(ValueError, match="is not a record"):
             Record.load(path)
     torch.save({"trap": Trap()}, path)
-    told("is not a file of hatrack, or not whole")
+    told("is not a file of hatrack")
     tensors.save(path, {}, {"kind": "something else"})
     told("holds no method")
 
