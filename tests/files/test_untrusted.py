@@ -26,6 +26,7 @@ from hatrack.datasets import archives as readers
 from hatrack.datasets import cache
 from hatrack.experiments.record import SCHEMA, name_of, sign
 from hatrack.files import tensors
+from hatrack.networks.mlp import mlp
 from hatrack.reporting.tables import csv_text, settings
 from hatrack.training.checkpoint import FORMAT
 from tests.helpers import archives, mutations
@@ -522,7 +523,7 @@ def test_a_disk_that_fills_up_when_a_method_is_saved(tmp_path):
 
 
 def trunk() -> torch.nn.Module:
-    return hatrack.networks.mlp((1, 4, 4), widths=(24, 24), dropout=0.2, input_dropout=0.1)
+    return mlp((1, 4, 4), widths=(24, 24), dropout=0.2, input_dropout=0.1)
 
 
 COMMANDS = {
