@@ -5,23 +5,23 @@ The files may be damaged or malicious. So archives are read in memory and never 
 """
 
 import csv
-import gzip
 import io
 import lzma
-import math
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import numpy as np
 
 from hatrack.datasets import matfile
 from hatrack.datasets.cache import Arrays, empty, fill
 from hatrack.datasets.catalog import SETS, DataSet
+from hatrack.datasets.idx import decompressed, read_idx
 from hatrack.datasets.images import EMPTY, IGNORED, SUFFIXES, Image8, check_count, named_arrays, read_image, split
+from hatrack.datasets.tarfiles import tar_members
 
 BROKEN = (ValueError, KeyError, EOFError, OSError, RuntimeError, csv.Error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
           tarfile.TarError)  # fmt: skip
@@ -30,8 +30,6 @@ LETTERS = tuple(  # of the many files in EMNIST's archive
 )
 LARGEST_MEMBER = 100_000_000  # bytes: no single image or table is larger
 UNPACKED = 2_000_000_000  # bytes: no archive is larger when decompressed
-LONGEST_EXTENSION = 100_000  # bytes
-EXTENSIONS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 
 
 def read_published(name: str, folder: Path) -> Arrays:
@@ -73,26 +71,6 @@ def has_files(folder: Path, name: str) -> bool:
 # idx: MNIST, Fashion-MNIST, EMNIST
 
 
-def read_idx(raw: IO[bytes], what: str, shape: tuple[int, ...], limit: int) -> Image8:
-    """Read an idx file: two zeros, the data type, the number of dimensions, the sizes, the data.
-
-    Args:
-        raw: the file.
-        what: its name, for error messages.
-        shape: the shape of one item; () for labels.
-        limit: the largest number of items that is accepted.
-    """
-    head = raw.read(4)
-    if head != bytes((0, 0, 8, len(shape) + 1)):
-        raise ValueError(f"{what} is not an idx file of {len(shape) + 1} dimensions in bytes")
-    sizes = [int.from_bytes(raw.read(4), "big") for _ in range(head[3])]
-    if tuple(sizes[1:]) != shape or sizes[0] > limit:
-        raise ValueError(f"{what} has the sizes {sizes}; at most {limit} items of shape {shape} were expected")
-    flat = empty(what, (math.prod(sizes),))
-    fill(raw, flat)
-    return flat.reshape(sizes)
-
-
 def read_idx_files(open_: Callable[[str], IO[bytes]], names: tuple[str, str], spec: DataSet) -> Arrays:
     """Read the four files of a set: images and labels, for training and test; `names` are the beginnings of the names."""
     limit = 2 * (spec.train + spec.test)
@@ -104,13 +82,6 @@ def read_idx_files(open_: Callable[[str], IO[bytes]], names: tuple[str, str], sp
                 pair.append(read_idx(raw, file, shape, limit))
         parts.append((pair[0], pair[1]))
     return named_arrays(*parts)
-
-
-def decompressed(raw: IO[bytes]) -> IO[bytes]:
-    """Return a file that reads the decompressed contents if `raw` is a gzip file; otherwise `raw` itself."""
-    magic = raw.read(2)
-    raw.seek(0)
-    return gzip.GzipFile(fileobj=raw) if magic == b"\x1f\x8b" else raw  # type: ignore[return-value]
 
 
 def read_mnist(folder: Path, spec: DataSet) -> Arrays:
@@ -142,43 +113,6 @@ def labels_from_one(y: np.ndarray[Any, Any], spec: DataSet) -> Image8:
 # Archives with one file per image, or a few large ones: CIFAR, notMNIST, Caltech-101, GTSRB
 
 
-class CheckedTarInfo(tarfile.TarInfo):
-    """A tar header that refuses large extended headers, because tarfile reads long names and the like into memory."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        found = super().frombuf(buf, encoding, errors)
-        if found.type in EXTENSIONS and found.size > LONGEST_EXTENSION:
-            raise ValueError(f"an extended tar header of {found.size:,} bytes is too long")
-        return found
-
-
-class LimitedGzip(io.RawIOBase):
-    """Reads a gzip file and raises if it decompresses to more than a limit: a small file may contain any amount of data."""
-
-    def __init__(self, raw: IO[bytes], limit: int) -> None:
-        self.file, self.left, self.limit = gzip.GzipFile(fileobj=raw), limit, limit
-
-    def read(self, size: int = -1) -> bytes:
-        found = self.file.read(min(size, self.left + 1) if size >= 0 else self.left + 1)
-        self.left -= len(found)
-        if self.left < 0:
-            raise ValueError(f"it decompresses to more than {self.limit:,} bytes, more than the whole set could have")
-        return found
-
-
-def tar_members(raw: IO[bytes], limit: int) -> Iterator[tuple[PurePosixPath, int, IO[bytes]]]:
-    """Yield path, size and contents of the files in a .tar.gz of at most `limit` bytes, in the order of the archive."""
-    whole = LimitedGzip(raw, limit)
-    with tarfile.open(fileobj=whole, mode="r|", tarinfo=CheckedTarInfo) as tar:
-        for info in tar:
-            contents = tar.extractfile(info) if info.isfile() else None
-            if contents is not None:
-                yield PurePosixPath(info.name), info.size, contents
-    while whole.read(1 << 20):  # up to the end, where gzip compares the data with a checksum
-        pass
-
-
 def read_cifar(path: Path, spec: DataSet, head: int, parts: dict[str, tuple[str, ...]]) -> Arrays:
     """Read a binary CIFAR archive, whose files consist of records: `head` label bytes, then 3 x 32 x 32 bytes.
 
@@ -205,11 +139,13 @@ def read_cifar(path: Path, spec: DataSet, head: int, parts: dict[str, tuple[str,
 
 
 def read_cifar10(folder: Path, spec: DataSet) -> Arrays:
+    """Read CIFAR-10."""
     batches = tuple(f"data_batch_{k}.bin" for k in range(1, 6))
     return read_cifar(find_file(folder, "cifar-10-binary.tar.gz"), spec, 1, {"train": batches, "test": ("test_batch.bin",)})
 
 
 def read_cifar100(folder: Path, spec: DataSet) -> Arrays:
+    """Read CIFAR-100 with its fine labels."""
     return read_cifar(
         find_file(folder, "cifar-100-binary.tar.gz"), spec, 2, {"train": ("train.bin",), "test": ("test.bin",)}
     )
@@ -239,11 +175,13 @@ def check_size(what: str, size: int) -> None:
 
 
 def read_notmnist(folder: Path, spec: DataSet) -> Arrays:
+    """Read notMNIST (small)."""
     with find_file(folder, "notMNIST_small.tar.gz").open("rb") as raw:
         return read_image_archive(raw, spec)
 
 
 def read_caltech101(folder: Path, spec: DataSet) -> Arrays:
+    """Read Caltech-101, a .tar.gz file within a .zip file."""
     with (
         zipfile.ZipFile(find_file(folder, "caltech-101.zip")) as file,
         file.open("caltech-101/101_ObjectCategories.tar.gz") as raw,

@@ -23,8 +23,9 @@ from numpy.lib import format as npy
 from PIL import Image
 
 from hatrack.datasets import cache, download, images, matfile
-from hatrack.datasets.archives import READERS, read_idx
+from hatrack.datasets.archives import READERS
 from hatrack.datasets.catalog import SETS
+from hatrack.datasets.idx import read_idx
 from hatrack.datasets.sources import load, read_arrays, require
 from tests.helpers import archives
 from tests.helpers.publishing import assert_same
