@@ -1,4 +1,4 @@
-"""One seed, one world: every source of randomness draws from a generator of its own, derived from the seed by name."""
+"""Seeds for every purpose, derived from one seed: each source of randomness has a generator of its own, found by name."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,20 +8,26 @@ import torch
 
 
 def derive(seed: int, *names: str | int) -> int:
-    """A 63-bit seed for one purpose; another name, or another seed, gives an unrelated one."""
+    """Derive a 63-bit seed for one purpose.
+
+    Args:
+        seed: the seed of the run.
+        names: the purpose, such as "batches" and the number of an epoch. Other names, or another seed, give an unrelated
+            result.
+    """
     plain = tuple(name if isinstance(name, str) else int(name) for name in (seed, *names))
     digest = hashlib.sha256(repr(plain).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def generator(seed: int, *names: str | int) -> torch.Generator:
-    """A generator on the CPU, so that a seed means the same on every device."""
+    """Return a generator for one purpose (see `derive`); it is on the CPU, so that all devices get the same numbers."""
     return torch.Generator().manual_seed(derive(seed, *names))
 
 
 @contextmanager
 def seeded(seed: int, *names: str | int) -> Iterator[None]:
-    """Within it, torch's global generators (initial weights, dropout) draw from this seed; afterwards they are as before."""
+    """Seed torch's global generators (initial weights, dropout) within a `with` block; afterwards restore their states."""
     with torch.random.fork_rng():
         torch.manual_seed(derive(seed, *names))
         yield

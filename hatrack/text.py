@@ -1,18 +1,19 @@
-"""How things are said to people: texts for terminals, pages and warnings."""
+"""Text for terminals, reports and warnings."""
 
 
 def printable(text: object) -> str:
-    """On one line and without control characters, so that any name can go into any file."""
+    """Return a text on one line and without control characters, so that any name can be written anywhere."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
 
 
 def shorten(text: str, most: int = 1000) -> str:
+    """Return the text, cut off with an ellipsis if it has more than `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def one_line(message: Warning | str, category: object, filename: object, lineno: object, line: object = None) -> str:
-    """How a warning is shown: for `warnings.formatwarning`."""
+    """Return the line that shows a warning; this replaces `warnings.formatwarning`."""
     return f"hatrack: {message}\n"
 
 
-SCARCE = 0.05  # a layer with less of it free is worth a word
+SCARCE = 0.05  # if a smaller share of a layer is free, a warning names the layer

@@ -1,4 +1,4 @@
-"""Task sequences made from the classes of CIFAR-10 and CIFAR-100, in colour, 32x32 pixels."""
+"""Benchmarks of the classes of CIFAR-10 and CIFAR-100: colour images of 32x32 pixels."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from hatrack.benchmarks.mnist import consecutive, label_group
+from hatrack.benchmarks.mnist import consecutive_labels, labels_as_task
 from hatrack.datasets import sources
 from hatrack.datasets.sources import Valid
 from hatrack.options import Option, check
@@ -27,8 +27,8 @@ def cifar(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> li
     The paper holds out 15 % for validation, its code 10 % (`--valid 0.1`).
     """
     check(cifar, locals())
-    groups: list[Group] = [("cifar10", labels) for labels in consecutive(10, 2)]
-    groups += [("cifar100", labels) for labels in consecutive(100, 20)]
+    groups: list[Group] = [("cifar10", labels) for labels in consecutive_labels(10, 2)]
+    groups += [("cifar100", labels) for labels in consecutive_labels(100, 20)]
     order = np.arange(len(groups))
     np.random.RandomState(seed).shuffle(order)
     return _tasks([groups[number] for number in order.tolist()], normalisation(SHAPE, MEAN, STD), valid, augment, seed)
@@ -37,14 +37,14 @@ def cifar(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> li
 def cifar10_5(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> list[Task]:
     """CIFAR-10 as five tasks of 2 classes, in the order of the labels (003)."""
     check(cifar10_5, locals())
-    groups: list[Group] = [("cifar10", labels) for labels in consecutive(10, 2)]
+    groups: list[Group] = [("cifar10", labels) for labels in consecutive_labels(10, 2)]
     return _tasks(groups, normalisation(SHAPE, MEAN, STD), valid, augment, seed)
 
 
 def cifar100_5(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> list[Task]:
     """CIFAR-100 as five tasks of 20 classes, in the order of the labels (003)."""
     check(cifar100_5, locals())
-    groups: list[Group] = [("cifar100", labels) for labels in consecutive(100, 20)]
+    groups: list[Group] = [("cifar100", labels) for labels in consecutive_labels(100, 20)]
     return _tasks(groups, normalisation(SHAPE, MEAN, STD), valid, augment, seed)
 
 
@@ -66,19 +66,20 @@ def cifar100_20(
 
 
 def _tasks(groups: Sequence[Group], transform: Transform, valid: float, augment: bool, seed: int) -> list[Task]:
+    """Return one task per group of labels."""
     sources.require(*sorted({name for name, _ in groups}))
     made = []
     for k, (name, labels) in enumerate(groups):
-        made.append(label_group(sources.load(name), labels, k, f"{name} {_span(labels)}", transform, valid, seed))
+        made.append(labels_as_task(sources.load(name), labels, k, f"{name} {_span(labels)}", transform, valid, seed))
     return augmented(made) if augment else made
 
 
 def augmented(tasks: Sequence[Task]) -> list[Task]:
-    """The tasks, trained on random crops and flips of their images."""
+    """Return copies of the tasks whose training images are randomly cropped and flipped."""
     return [replace(task, train=replace(task.train, augment=True)) for task in tasks]
 
 
 def _span(labels: Sequence[int]) -> str:
-    """20-39, or 3,14,15,92,65."""
-    together = list(labels) == list(range(labels[0], labels[0] + len(labels)))
-    return f"{labels[0]}-{labels[-1]}" if together else ",".join(map(str, labels))
+    """Return labels as text: "20-39" if they are consecutive, otherwise "3,14,15,92,65"."""
+    consecutive = list(labels) == list(range(labels[0], labels[0] + len(labels)))
+    return f"{labels[0]}-{labels[-1]}" if consecutive else ",".join(map(str, labels))

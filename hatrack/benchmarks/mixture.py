@@ -1,4 +1,4 @@
-"""Task sequences that mix data sets: the eight of HAT (001), and a small one of digits and clothes."""
+"""Benchmarks that mix data sets: the eight sets of HAT (001), and a small one of digits and clothes."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch
 from hatrack.benchmarks.cifar import MEAN as CIFAR_MEAN
 from hatrack.benchmarks.cifar import STD as CIFAR_STD
 from hatrack.benchmarks.cifar import Augment, augmented
-from hatrack.benchmarks.mnist import MEAN, STD, label_group
+from hatrack.benchmarks.mnist import MEAN, STD, labels_as_task
 from hatrack.datasets import sources
 from hatrack.datasets.sources import Data, Valid
 from hatrack.options import check
@@ -23,13 +23,13 @@ COLOUR = (3, 32, 32)
 
 
 class Norm(NamedTuple):
-    """Mean and standard deviation of a training set's scaled images: one number, or one per channel."""
+    """Mean and standard deviation of training images scaled to 0 to 1: one number, or one per channel."""
 
     mean: float | Sequence[float]
     std: float | Sequence[float]
 
 
-NORMS = {  # of images seen as 3x32x32; docs/benchmarks.md says where each comes from
+NORMS = {  # of images converted to 3x32x32; docs/benchmarks.md says where each comes from
     "cifar10": Norm(CIFAR_MEAN, CIFAR_STD),
     "cifar100": Norm(CIFAR_MEAN, CIFAR_STD),
     "mnist": Norm(0.1, 0.2752),
@@ -42,7 +42,7 @@ NORMS = {  # of images seen as 3x32x32; docs/benchmarks.md says where each comes
     "caltech101": Norm((0.5472, 0.5299, 0.5026), (0.2929, 0.2867, 0.3012)),
 }
 PAPER = ("cifar10", "cifar100", "mnist", "svhn", "fashion-mnist", "gtsrb", "facescrub", "notmnist")  # 0 to 7 in 001's code
-OPEN = {"svhn": "emnist-letters", "facescrub": "caltech101"}  # what stands in for what
+REPLACEMENTS = {"svhn": "emnist-letters", "facescrub": "caltech101"}  # in mixture-open
 
 
 def mixture(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> list[Task]:
@@ -54,7 +54,7 @@ def mixture(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> 
 def mixture_open(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> list[Task]:
     """As mixture, with EMNIST letters in place of SVHN and Caltech-101 in place of FaceScrub, which is not free."""
     check(mixture_open, locals())
-    return _whole_sets([OPEN.get(name, name) for name in PAPER], valid, augment, seed)
+    return _whole_sets([REPLACEMENTS.get(name, name) for name in PAPER], valid, augment, seed)
 
 
 def digits_and_clothes(seed: int = 0, *, data: Data = "full", valid: Valid = 0.15) -> list[Task]:
@@ -66,12 +66,17 @@ def digits_and_clothes(seed: int = 0, *, data: Data = "full", valid: Valid = 0.1
     for group in (range(3), range(3, 6), range(6, 9)):
         for kind, (name, mean, std) in kinds.items():
             transform, title = normalisation((1, 28, 28), mean, std), f"{kind} {group[0]}-{group[-1]}"
-            tasks.append(label_group(sources.load(name, data), group, len(tasks), title, transform, valid, seed))
+            tasks.append(labels_as_task(sources.load(name, data), group, len(tasks), title, transform, valid, seed))
     return tasks
 
 
-def in_colour(shape: Sequence[int], norm: Norm) -> Transform:
-    """The view of gray or colour images as 3x32x32: gray on all three channels, small ones in a black frame."""
+def colour_transform(shape: Sequence[int], norm: Norm) -> Transform:
+    """Return the transform of images to 3x32x32: gray images fill all three channels, small ones get a black border.
+
+    Args:
+        shape: (channels, height, width) of the images.
+        norm: by which they are normalised.
+    """
     transform = normalisation(COLOUR, *norm)
     if tuple(shape) == COLOUR:
         return transform
@@ -82,10 +87,10 @@ def in_colour(shape: Sequence[int], norm: Norm) -> Transform:
     return replace(transform, pixels=pixels.reshape(1, -1))
 
 
-def measured(name: str) -> Norm:
-    """Mean and standard deviation per channel of a training set as the network would see it; docs/benchmarks.md uses it."""
+def measure_norm(name: str) -> Norm:
+    """Compute mean and standard deviation per channel of a training set as 3x32x32; docs/benchmarks.md uses it."""
     images = sources.load(name).train[0]
-    transform = in_colour(images.shape[1:], Norm(0.0, 1.0))
+    transform = colour_transform(images.shape[1:], Norm(0.0, 1.0))
     sums = torch.zeros(2, COLOUR[0], dtype=torch.float64)
     for part in torch.split(images, 1000):
         x = transform(part).double()
@@ -95,13 +100,13 @@ def measured(name: str) -> Norm:
 
 
 def _whole_sets(names: Sequence[str], valid: float, augment: bool, seed: int) -> list[Task]:
-    """Each set as one task, in the order of the seed."""
+    """Return one task per set, in the random order of the seed."""
     sources.require(*names)
     order = np.arange(len(names))
     np.random.RandomState(seed).shuffle(order)
     tasks = []
     for k, name in enumerate(names[number] for number in order.tolist()):
         source = sources.load(name)
-        transform = in_colour(source.train[0].shape[1:], NORMS[name])
+        transform = colour_transform(source.train[0].shape[1:], NORMS[name])
         tasks.append(Task.build(k, name, source.classes, source.train, source.test, transform, valid=valid, seed=seed))
     return augmented(tasks) if augment else tasks

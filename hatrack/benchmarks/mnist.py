@@ -1,4 +1,4 @@
-"""Task sequences made from one set of handwritten digits: permuted, rotated, split into label groups."""
+"""Benchmarks of MNIST's handwritten digits: with permuted pixels, rotated, or split by labels."""
 
 import math
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ Tasks = Annotated[int, Option("how many tasks", low=1, high=1000)]
 First = Annotated[Literal["permuted", "plain"], Option("the first task: permuted as in 001, or plain as in 002 and 004")]
 Permutations = Annotated[
     Literal["seed", "fresh"],
-    Option("decided by the seed; or drawn anew whenever the tasks are made, as in 004's code: such a run can't be repeated"),
+    Option("drawn from the seed; or new ones every time, as in 004's code: such a run can't be repeated"),
 ]
 Normalise = Annotated[
-    bool, Option("subtract MNIST's mean and divide by its deviation, as in 001; 002 and 004: pixels / 255")
+    bool, Option("subtract MNIST's mean and divide by its standard deviation, as in 001; 002 and 004: pixels / 255")
 ]
 ValidateOn = Annotated[
     Literal["held-out", "train"],
-    Option("validate on the share that is held out; or, as in 001's code, on the training set itself, holding out nothing"),
+    Option("validate on the held-out share; or, as in 001's code, on the training set itself, with nothing held out"),
 ]
 
 
@@ -47,12 +47,13 @@ def pmnist(
     """Permuted MNIST: every task shows the same digits with its pixels in another order (001, ten tasks).
 
     002 is `--tasks 5 --first plain --no-normalise --valid 0`; 004 is the same with `--tasks 20`.
-    The permutations of a seed are those of 001's code, as if it kept no files from one seed to the next.
+    The permutations of a seed are those of 001's code when no files of another seed are there that it would reuse.
     """
     check(pmnist, locals())
-    maps = _orders(seed, tasks, math.prod(SHAPE), first, permutations)
+    maps = _permutations(seed, tasks, math.prod(SHAPE), first, permutations)
     held = valid if validate_on == "held-out" else 0.0
-    return _validated(_seen_through(maps, _names("permuted", tasks, first), data, normalise, held, seed), validate_on)
+    made = _pixel_map_tasks(maps, _names("permuted", tasks, first), data, normalise, held, seed)
+    return _with_validation(made, validate_on)
 
 
 def pmnist_blocks(
@@ -66,8 +67,8 @@ def pmnist_blocks(
 ) -> list[Task]:
     """MNIST cut into 16 blocks of 7x7 pixels whose places are permuted (002, proposed for convolutional networks)."""
     check(pmnist_blocks, locals())
-    maps = [blocks(order, SHAPE[1]) for order in _orders(seed, tasks, 16, first)]
-    return _seen_through(maps, _names("blocks", tasks, first), data, normalise, valid, seed)
+    maps = [block_map(order, SHAPE[1]) for order in _permutations(seed, tasks, 16, first)]
+    return _pixel_map_tasks(maps, _names("blocks", tasks, first), data, normalise, valid, seed)
 
 
 def rmnist(
@@ -86,9 +87,9 @@ def rmnist(
     check(rmnist, locals())
     step = step or 180 / tasks
     angles = np.arange(tasks) * step - np.random.RandomState(seed).uniform(0, step, tasks)
-    maps = [rotation(angle, SHAPE[1]) for angle in angles]
+    maps = [rotation_map(angle, SHAPE[1]) for angle in angles]
     names = [f"turned by {angle:.1f}" for angle in angles]
-    return _seen_through(maps, names, data, normalise, valid, seed)
+    return _pixel_map_tasks(maps, names, data, normalise, valid, seed)
 
 
 def smnist(
@@ -104,20 +105,30 @@ def smnist(
     source = sources.load("mnist", data)
     transform = normalisation(SHAPE, MEAN, STD)
     held = valid if validate_on == "held-out" else 0.0
-    groups = enumerate(consecutive(10, 10 // tasks))
-    made = [label_group(source, group, k, f"digits {group[0]}-{group[-1]}", transform, held, seed) for k, group in groups]
-    return _validated(made, validate_on)
+    groups = enumerate(consecutive_labels(10, 10 // tasks))
+    made = [labels_as_task(source, group, k, f"digits {group[0]}-{group[-1]}", transform, held, seed) for k, group in groups]
+    return _with_validation(made, validate_on)
 
 
-def consecutive(classes: int, each: int) -> list[range]:
-    """The labels in order, `each` to a group."""
+def consecutive_labels(classes: int, each: int) -> list[range]:
+    """Return the labels 0, 1, 2, ... in groups of `each`."""
     return [range(low, low + each) for low in range(0, classes, each)]
 
 
-def label_group(
+def labels_as_task(
     source: Source, labels: Sequence[int], index: int, name: str, transform: Transform, valid: float, seed: int
 ) -> Task:
-    """The images of some classes as one task, relabelled from 0 in the order of `labels`; no image is copied."""
+    """Return the images of some classes as one task; no image is copied.
+
+    Args:
+        source: the data set.
+        labels: the classes; in the task, they have the labels 0, 1, 2, ... in this order.
+        index: the number of the task.
+        name: the name of the task.
+        transform: how the network sees the images.
+        valid: the share of the training images that is held out for validation.
+        seed: the seed that chooses them.
+    """
     new = torch.full((source.classes,), -1)
     new[list(labels)] = torch.arange(len(labels))
     parts, rows = [], []
@@ -130,16 +141,32 @@ def label_group(
     )
 
 
-def blocks(order: Tensor, size: int) -> Tensor:
-    """The map of pixels that puts block order[i] of a square image where block i was; blocks are counted row by row."""
+def block_map(order: Tensor, size: int) -> Tensor:
+    """Return the pixel map that puts block order[i] of a square image where block i was.
+
+    Args:
+        order: (blocks,), a permutation; blocks are counted row by row.
+        size: the height and width of the image.
+
+    Returns:
+        (size * size,), for every pixel the pixel whose value it gets.
+    """
     count = math.isqrt(len(order))
     side = size // count
     pixels = torch.arange(size * size).reshape(count, side, count, side).transpose(1, 2).reshape(-1, side, side)
     return pixels[order].reshape(count, count, side, side).transpose(1, 2).flatten()
 
 
-def rotation(degrees: float, size: int) -> Tensor:
-    """The map of pixels that turns a square image anticlockwise about its centre, nearest pixel, blank corners."""
+def rotation_map(degrees: float, size: int) -> Tensor:
+    """Return the pixel map that rotates a square image anticlockwise about its centre, by the nearest pixel.
+
+    Args:
+        degrees: the angle.
+        size: the height and width of the image.
+
+    Returns:
+        (size * size,), for every pixel the pixel whose value it gets; -1 for the corners, which are blank.
+    """
     angle, centre = math.radians(degrees), (size - 1) / 2
     y, x = torch.meshgrid(torch.arange(size) - centre, torch.arange(size) - centre, indexing="ij")
     from_x = (math.cos(angle) * x - math.sin(angle) * y + centre).round().long()
@@ -148,25 +175,26 @@ def rotation(degrees: float, size: int) -> Tensor:
     return torch.where(inside, from_y * size + from_x, -1).flatten()
 
 
-def _orders(seed: int, tasks: int, things: int, first: str, permutations: str = "seed") -> list[Tensor]:
-    """For every task an order of some things, by the rule of 001's code: number r_k * 100 + k, r a shuffle of the tasks."""
+def _permutations(seed: int, tasks: int, length: int, first: str, permutations: str = "seed") -> list[Tensor]:
+    """Return a permutation per task; as in 001's code, task k has the seed r_k * 100 + k, with r a shuffle of the tasks."""
     numbers = np.arange(tasks)
     np.random.RandomState(seed).shuffle(numbers)
     draws = [np.random.RandomState(int(r) * max(100, tasks) + k) for k, r in enumerate(numbers)]
     if permutations == "fresh":
         draws = [np.random.RandomState() for _ in numbers]
-    orders = [torch.from_numpy(draw.permutation(things)) for draw in draws]
-    return [torch.arange(things), *orders[1:]] if first == "plain" else orders
+    orders = [torch.from_numpy(draw.permutation(length)) for draw in draws]
+    return [torch.arange(length), *orders[1:]] if first == "plain" else orders
 
 
 def _names(kind: str, tasks: int, first: str) -> list[str]:
+    """Return the names of the tasks: "plain" for a plain first task, otherwise the kind and a number."""
     return ["plain" if first == "plain" and k == 0 else f"{kind} {k}" for k in range(tasks)]
 
 
-def _seen_through(
+def _pixel_map_tasks(
     maps: Sequence[Tensor], names: Sequence[str], data: str, normalise: bool, valid: float, seed: int
 ) -> list[Task]:
-    """The whole set as one task for each map of its pixels; no image is copied."""
+    """Return one task per pixel map, each with all images of MNIST; no image is copied."""
     source = sources.load("mnist", data)
     plain = normalisation(SHAPE, MEAN, STD) if normalise else normalisation(SHAPE, 0.0, 1.0)
     made = []
@@ -176,6 +204,6 @@ def _seen_through(
     return made
 
 
-def _validated(tasks: list[Task], on: str) -> list[Task]:
-    """The tasks, validated on what is held out or on their own training sets."""
+def _with_validation(tasks: list[Task], on: str) -> list[Task]:
+    """Return the tasks, with their training sets as validation sets if `on` is "train"."""
     return [replace(task, valid=task.train) for task in tasks] if on == "train" else tasks

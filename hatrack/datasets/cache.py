@@ -1,9 +1,9 @@
-"""The data folder: one .npz file per set, uncompressed, and beside it a note with the digest of its arrays.
+"""The data folder: for every set an uncompressed .npz file, and a .json file of metadata with the digest of its arrays.
 
     mnist.npz    x_train y_train x_test y_test, all uint8; images (n, 28, 28) or (n, 32, 32, 3)
     mnist.json   {"digest": ..., "train": 60000, "test": 10000, "source": ..., "date": ...}
 
-A file without a note (put there by hand) is checked as far as that is possible without one.
+An .npz file without metadata (put there by hand) is accepted if its types, shapes and labels are those of the set.
 """
 
 import contextlib
@@ -31,14 +31,22 @@ from hatrack.files.atomic import write as write_file
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 BROKEN = (ValueError, KeyError, EOFError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile)
-DEFLATED = 1032  # bytes that deflating puts into one, at most
+DEFLATED = 1032  # the largest factor by which deflate compresses
 LONGEST_HEADER = 10_000
-DIMENSIONS, DIGITS = 8, 15  # of a shape, at most
+DIMENSIONS, DIGITS = 8, 15  # the largest number of dimensions of an array, and of digits of a size
 Arrays = dict[str, np.ndarray[Any, np.dtype[np.uint8]]]
 
 
 class Note(NamedTuple):
-    """What is known of a file in the data folder."""
+    """The metadata of a set in the data folder.
+
+    Attributes:
+        digest: see `digest`.
+        train: the number of training images.
+        test: the number of test images.
+        source: how it got there: "downloaded" or "imported from ...".
+        date: when it got there.
+    """
 
     digest: str
     train: int
@@ -52,14 +60,14 @@ NOTE = schema.fields({"digest": schema.line, "train": COUNT, "test": COUNT, "sou
 
 
 def folder() -> Path:
-    """Where complete sets lie: $HATRACK_DATA, or the user's cache folder."""
+    """Return the data folder: $HATRACK_DATA, or a folder in the user's cache folder."""
     if os.environ.get("HATRACK_DATA"):
         return Path(os.environ["HATRACK_DATA"]).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or cache_folder()) / "hatrack"
 
 
 def cache_folder() -> Path:
-    """The platform's folder for files that can be made again."""
+    """Return the platform's folder for files that can be downloaded or computed again."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches"
     if sys.platform == "win32":
@@ -68,11 +76,12 @@ def cache_folder() -> Path:
 
 
 def place(name: str) -> Path:
+    """Return the path of a set's .npz file in the data folder."""
     return folder() / f"{name}.npz"
 
 
 def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """sha256 over name, dtype, shape and bytes of each array: the same for any way of storing them."""
+    """Return the sha256 of name, dtype, shape and bytes of each array; it does not depend on how they are stored."""
     total = hashlib.sha256()
     for key in ARRAYS:
         array = np.ascontiguousarray(arrays[key])
@@ -85,7 +94,7 @@ def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
 
 
 def read(path: Path, name: str) -> Arrays:
-    """The arrays of a file, checked. No header can make it take more memory than twice the set has."""
+    """Read and check the .npz file of a set. Whatever its headers say, it takes at most twice the memory of the set."""
     spec = SETS[name]
     arrays = open_npz(path, limit=2 * (spec.train + spec.test) * math.prod(spec.shape), kind=np.uint8)
     check(str(path), arrays, spec)
@@ -93,7 +102,13 @@ def read(path: Path, name: str) -> Arrays:
 
 
 def open_npz(path: Path, limit: float = math.inf, kind: Any = None) -> dict[str, np.ndarray[Any, Any]]:
-    """The four arrays of a file; nothing is ever unpickled."""
+    """Read the four arrays of an .npz file; nothing is ever unpickled.
+
+    Args:
+        path: the file.
+        limit: the largest number of elements of an array that is accepted.
+        kind: the data type that the arrays must have; None: any type of numbers.
+    """
     try:
         if not path.is_file():
             raise ValueError("it is not a file")
@@ -105,13 +120,15 @@ def open_npz(path: Path, limit: float = math.inf, kind: Any = None) -> dict[str,
 
 
 def _array(file: zipfile.ZipFile, key: str, limit: float, wanted: Any, there: int) -> np.ndarray[Any, Any]:
-    """An array from a file of so many bytes, which it can't exceed but for what deflating gains."""
+    """Read one array. `there` is the size of the file: it bounds the size of the array, also if this is compressed."""
     info = file.getinfo(f"{key}.npy")
     gain = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: DEFLATED}.get(info.compress_type)
     if gain is None:
         raise ValueError(f"{key} is compressed in a way that numpy does not use")
     if info.file_size > gain * min(info.compress_size, there):
-        raise ValueError(f"{key} should have {info.file_size:,} bytes, which {info.compress_size:,} in the file can't hold")
+        raise ValueError(
+            f"{key} claims {info.file_size:,} bytes, but its {info.compress_size:,} bytes in the file cannot contain them"
+        )
     with file.open(info) as raw:
         shape, fortran, kind = _header(key, raw)
         if wanted is not None and kind != wanted:
@@ -120,47 +137,47 @@ def _array(file: zipfile.ZipFile, key: str, limit: float, wanted: Any, there: in
         if size > limit:
             raise ValueError(f"{key} of shape {shape} is larger than the whole set could be")
         if raw.tell() + size * kind.itemsize != info.file_size:
-            raise ValueError(f"{key} should be of shape {shape}, but has {info.file_size:,} bytes")
+            raise ValueError(f"{key} claims the shape {shape}, but has {info.file_size:,} bytes")
         array = empty(key, (size,), kind)
         fill(raw, array.view(np.uint8))
     return array.reshape(shape, order="F" if fortran else "C")
 
 
 def _header(key: str, raw: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and type of an array of numbers. Read without evaluating anything, as numpy would."""
+    """Read shape, order and type from the header of an array. Unlike numpy, it evaluates no Python expression."""
     magic, version = raw.read(6), raw.read(2)
     if magic != b"\x93NUMPY" or len(version) != 2 or not 1 <= version[0] <= 3:
         raise ValueError(f"{key} is not an array")
     length = int.from_bytes(raw.read(2 if version[0] == 1 else 4), "little")
     if length > LONGEST_HEADER:
-        raise ValueError(f"{key} has a header of {length:,} bytes")
+        raise ValueError(f"{key} has a header of {length:,} bytes, which is too long")
     text = raw.read(length).decode("latin1")
     found = dict(re.findall(r"'(descr|fortran_order|shape)': *('[^']*'|True|False|\([\dL, ]*\))", text))
     kind = found.get("descr", "").strip("'")
     if kind in ("|O", "O"):
-        raise ValueError(f"{key} holds pickled objects, not numbers")
+        raise ValueError(f"{key} contains pickled objects, not numbers")
     sizes = re.findall(r"\d+", found.get("shape", "x"))
     if not re.fullmatch(r"[<>|=]?(b1|[iu][1248]|f[248])", kind) or len(found) < 3:
         raise ValueError(f"{key} is not an array of numbers")
     if len(sizes) > DIMENSIONS or any(len(size) > DIGITS for size in sizes):
-        raise ValueError(f"{key} should be of shape {found['shape'][:100]}")
+        raise ValueError(f"{key} claims the shape {found['shape'][:100]}, which is too large")
     return tuple(map(int, sizes)), found["fortran_order"] == "True", np.dtype(kind)
 
 
 def empty(what: str, shape: Sequence[int], kind: Any = np.uint8) -> np.ndarray[Any, Any]:
-    """Memory for an array, or an error in one line."""
+    """Allocate an array; raise a ValueError that names it (`what`) if there is not enough memory."""
     try:
         return np.empty(shape, kind)
     except (MemoryError, ValueError, OverflowError):
-        raise ValueError(f"{what}: there is no memory for an array of shape {tuple(shape)}") from None
+        raise ValueError(f"{what}: there is not enough memory for an array of shape {tuple(shape)}") from None
 
 
 def fill(raw: IO[bytes], array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-    """Read exactly the bytes of a flat array, to the end of the file: there a zip or gzip checks what it has read."""
+    """Read a file to its end into a flat array of exactly this size; at the end, zip and gzip files check their checksum."""
     at = 0
     while chunk := raw.read(1 << 20):
         if at + len(chunk) > len(array):
-            raise ValueError("more data than its header says")
+            raise ValueError(f"it has more data than the {len(array):,} bytes that its header states")
         array[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
         at += len(chunk)
     if at < len(array):
@@ -168,7 +185,7 @@ def fill(raw: IO[bytes], array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
 
 
 def check(what: str, arrays: Mapping[str, np.ndarray[Any, Any]], spec: DataSet) -> None:
-    """Types, shapes, counts and labels are those of the set, or an error says which are not."""
+    """Raise a ValueError if types, shapes, counts or labels are not those of the set; `what` names the arrays."""
     for key in ARRAYS:
         if arrays[key].dtype != np.uint8:
             raise ValueError(f"{what}: {key} must be uint8, not {arrays[key].dtype}")
@@ -190,7 +207,7 @@ def check(what: str, arrays: Mapping[str, np.ndarray[Any, Any]], spec: DataSet) 
 
 
 def note(name: str) -> Note | None:
-    """What was noted when the file was written; None without a note."""
+    """Return the metadata that was written with a set; None if there is none."""
     path = place(name).with_suffix(".json")
     if not path.exists():
         return None
@@ -198,18 +215,18 @@ def note(name: str) -> Note | None:
         data = json.loads(read_bytes(path))
         NOTE("", data)
     except (ValueError, RecursionError):
-        raise ValueError(f"{path} is not a readable note of {name}.npz: delete it if the data is good") from None
+        raise ValueError(f"{path} is not readable metadata of {name}.npz: delete it if the data is good") from None
     return Note(*(data[key] for key in Note._fields))
 
 
 def verified(name: str) -> Arrays:
-    """The arrays of a set in the data folder, compared with their note."""
+    """Read a set from the data folder; raise if its digest is not the one in its metadata."""
     noted = note(name)
     arrays = read(place(name), name)
     if noted is not None and digest(arrays) != noted.digest:
         raise ValueError(
-            f"{place(name)} is not what was {noted.source} on {noted.date}: its digest differs; get or import {name} again, "
-            f"or delete {name}.json if this file was put there by hand"
+            f"{place(name)} has changed since it was {noted.source} on {noted.date}: its digest differs; get or import "
+            f"{name} again, or delete {name}.json if you put this file there yourself"
         )
     return arrays
 
@@ -219,14 +236,14 @@ def verified(name: str) -> Arrays:
 
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[None]:
-    """Only one process writes a set at a time. The system lets go of the lock of a process that has died."""
+    """Hold the lock of a set, so that only one process writes it; the system releases the lock if the process dies."""
     try:
         folder().mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(folder() / f".{name}.lock")
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            print(f"another process is at work on {name}; waiting for it", file=sys.stderr)
+            print(f"another process is downloading or importing {name}; waiting for it", file=sys.stderr)
             lock.acquire()
     except OSError as error:
         raise OSError(f"can't write to the data folder {folder()}: {error.strerror or error}") from None
@@ -237,14 +254,23 @@ def locked(name: str) -> Iterator[None]:
 
 
 def keep(name: str, arrays: Arrays, source: str) -> Note:
-    """Put a set in the data folder, whole or not at all. Call it with the lock held."""
+    """Check a set and write it to the data folder, atomically. Call it within `locked`.
+
+    Args:
+        name: the set.
+        arrays: x_train, y_train, x_test and y_test.
+        source: where they come from, for the metadata.
+
+    Returns:
+        The metadata.
+    """
     arrays = {key: np.ascontiguousarray(arrays[key]) for key in ARRAYS}
     check(name, arrays, SETS[name])
     source = "".join(c if c.isprintable() else "?" for c in source)
     today = datetime.date.today().isoformat()
     new = Note(digest(arrays), len(arrays["y_train"]), len(arrays["y_test"]), source, today)
     path = place(name)
-    for stray in path.parent.glob(f".{path.name}.*"):  # of a process that was killed
+    for stray in path.parent.glob(f".{path.name}.*"):  # left by a process that was killed
         stray.unlink(missing_ok=True)
     with room(name):
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -253,7 +279,7 @@ def keep(name: str, arrays: Arrays, source: str) -> Note:
                 np.savez(file, allow_pickle=False, **arrays)
                 file.flush()
                 os.fsync(file.fileno())
-            path.with_suffix(".json").unlink(missing_ok=True)  # without a note a file is readable, with a wrong one not
+            path.with_suffix(".json").unlink(missing_ok=True)  # data without metadata is valid, with the old ones it is not
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -263,10 +289,12 @@ def keep(name: str, arrays: Arrays, source: str) -> Note:
 
 @contextlib.contextmanager
 def room(name: str) -> Iterator[None]:
-    """Say in one line that the disk is full."""
+    """Replace the error of a full disk by one that names the data folder and the set."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise OSError(f"no space left in {folder()} for {name}: free some, or set HATRACK_DATA to another folder") from None
+        raise OSError(
+            f"no space left in {folder()} for {name}: free some space, or set HATRACK_DATA to another folder"
+        ) from None

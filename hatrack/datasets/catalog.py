@@ -1,12 +1,12 @@
-"""The image sets of the papers, written out: what each holds, where it lies, its checksums and its licence.
+"""The table of image sets: what each contains, where it is published, its checksums and its licence.
 
-Checksums are md5 because that is what their publishers and torchvision list. Those of MNIST, Fashion-MNIST, EMNIST, SVHN and
-the two GTSRB test files are torchvision's; CIFAR's are those of its home page. Those of the GTSRB training images, of
+The checksums of files are md5, because publishers and torchvision list these. Those of MNIST, Fashion-MNIST, EMNIST, SVHN
+and the two GTSRB test files come from torchvision, those of CIFAR from its home page. Those of the GTSRB training images, of
 notMNIST and of caltech-101.zip (torchvision takes other archives, or none) are the values on which several public loaders
 agree. None could be compared with the files themselves, because nothing was downloaded when this was written.
-All sizes are those of the published files. Licences are as far as known; the page of the source decides.
-The digests are sha256 over the arrays (see `cache.digest`), computed from complete sets in their canonical order; the other
-sets have none, so their counts and labels are checked instead.
+All sizes are those of the published files. Licences are stated as far as we know; the page of the source decides.
+The digests are sha256 over the arrays (see `cache.digest`), computed from complete sets in their canonical order. For sets
+without a digest, the number of images and the labels are checked instead.
 """
 
 from dataclasses import dataclass
@@ -14,32 +14,52 @@ from typing import NamedTuple
 
 
 class File(NamedTuple):
-    """One published file. The same bytes may lie at several addresses, which are tried in turn."""
+    """One published file.
+
+    Attributes:
+        name: its name.
+        md5: its checksum.
+        size: its size in bytes.
+        bases: the addresses of folders that have it, each ending in "/"; they are tried one after the other.
+    """
 
     name: str
     md5: str
-    size: int  # bytes
-    bases: tuple[str, ...]  # addresses that end in /, under which the name lies
+    size: int
+    bases: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """An image set as it is kept: gray images are 28 x 28, colour images 32 x 32 x 3."""
+    """An image set.
+
+    Attributes:
+        title: what its images show.
+        classes: the number of classes.
+        shape: the shape of an image in the data folder: 28 x 28 for gray images, 32 x 32 x 3 for colour images.
+        train: the number of training images in the complete set.
+        test: the number of test images in the complete set.
+        home: the address of its web page.
+        licence: its licence, and the authors.
+        files: the published files; none if it cannot be downloaded.
+        digest: `cache.digest` of the complete set; "" if unknown.
+        test_share: the share of every class that becomes the test set if a copy has no test set of its own.
+    """
 
     title: str
     classes: int
     shape: tuple[int, ...]
-    train: int  # images of the complete set
+    train: int
     test: int
     home: str
     licence: str
     files: tuple[File, ...] = ()
     digest: str = ""
-    held: float = 0.1  # share of every class that becomes the test set, where a copy has no test set of its own
+    test_share: float = 0.1
 
     @property
     def size(self) -> int:
-        """Bytes to download."""
+        """The number of bytes to download."""
         return sum(file.size for file in self.files)
 
 
@@ -89,7 +109,7 @@ SETS = {
         ),
         "8294d2ca571ee42977a0b2dbf2f2f22ac6655a869e4497e2cd010da5acf40c92",
     ),
-    "notmnist": DataSet(  # 18,726 files, of which two are empty; it has no split of its own
+    "notmnist": DataSet(  # 18,726 files, two of them empty; published without a split
         "notMNIST (small): letters A to J of many fonts",
         10,
         GRAY,
@@ -133,7 +153,7 @@ SETS = {
             File("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3", 64_275_384, SVHN),
         ),
     ),
-    "gtsrb": DataSet(  # torchvision's training archive is another one, with 26,640 images
+    "gtsrb": DataSet(  # torchvision downloads another training archive, with 26,640 images
         "GTSRB traffic signs, whole frames",
         43,
         COLOUR,
@@ -147,7 +167,7 @@ SETS = {
             File("GTSRB_Final_Test_GT.zip", "fe31e9c9270bbcd7b84b7f21a9d9d9e5", 99_620, GTSRB),
         ),
     ),
-    "facescrub": DataSet(  # published as a list of addresses only
+    "facescrub": DataSet(  # published only as a list of addresses
         "FaceScrub, 100 people",
         100,
         COLOUR,
@@ -166,7 +186,7 @@ SETS = {
         "none stated (NIST; Cohen et al.)",
         (File("gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e", 561_753_746, EMNIST),),
     ),
-    "caltech101": DataSet(  # it has no split of its own
+    "caltech101": DataSet(  # published without a split
         "Caltech-101 objects, without the background class",
         101,
         COLOUR,
@@ -175,8 +195,8 @@ SETS = {
         "https://data.caltech.edu/records/mzrjq-6wc02",
         "CC BY 4.0 (Li, Andreeto, Ranzato, Perona)",
         (File("caltech-101.zip", "3138e1922a9193bfa496528edbbc45d0", 137_414_764, CALTECH),),
-        held=0.2,
+        test_share=0.2,
     ),
 }
-SAMPLES = ("mnist", "fashion-mnist")  # of these a small part ships with the package
-PARTS = {"svhn-part": "svhn"}  # a file of this name holds only some of the set
+SAMPLES = ("mnist", "fashion-mnist")  # a small part of these comes with the package
+PARTS = {"svhn-part": "svhn"}  # a file of this name contains only a part of the set

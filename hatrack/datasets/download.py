@@ -1,4 +1,4 @@
-"""Downloads: a set's published files, each checked by its checksum, then decoded into the data folder."""
+"""Download a set: get its published files, check their checksums, and write the arrays to the data folder."""
 
 import contextlib
 import os
@@ -13,85 +13,93 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from hatrack.datasets import cache
-from hatrack.datasets.archives import decode
+from hatrack.datasets.archives import read_published
 from hatrack.datasets.catalog import SETS, File
 from hatrack.options import choose
 
-ATTEMPTS = 3  # rounds over all addresses of a file
-PAUSE = 1.0  # seconds before the second round, twice that before the third
-TIMEOUT = 30.0  # seconds in which a server must say something
+ATTEMPTS = 3  # in each, all addresses of a file are tried
+PAUSE = 1.0  # seconds before the second attempt; twice as many before the third
+TIMEOUT = 30.0  # seconds to wait for a server's answer
 
 
 def get(name: str, mirror: str = "", keep: bool = False) -> cache.Note | None:
-    """Download a set into the data folder; None if it is already there. `keep`: keep the archives as well.
+    """Download a set into the data folder.
 
-    Finished files stay until the set is complete, so a second try goes on where the first one stopped.
+    Files that are downloaded completely stay until the set is complete, so a second call continues where the first stopped.
+
+    Args:
+        name: the set, one of SETS.
+        mirror: the address of a folder that has the published files; "": $HATRACK_MIRROR, or the publisher's addresses.
+        keep: keep the downloaded archives as well.
+
+    Returns:
+        The metadata of the set; None if it was already there.
     """
     choose("data set", name, SETS)
     if not SETS[name].files:
         raise ValueError(
-            f"{name} can't be downloaded freely: ask for it at {SETS[name].home}, put the images of each of its "
-            f"{SETS[name].classes} classes in a sub-folder, and hatrack data import FOLDER --name {name} takes them"
+            f"{name} can't be downloaded freely: request it at {SETS[name].home}, put the images of each of its "
+            f"{SETS[name].classes} classes in a sub-folder, then run hatrack data import FOLDER --name {name}"
         )
     with cache.locked(name):
-        if present(name):
+        if is_complete(name):
             return None
         archives = cache.folder() / "downloads" / name
         with cache.room(name):
-            download(name, archives, mirror or os.environ.get("HATRACK_MIRROR", ""))
-        note = unpack(name, archives)
+            download_files(name, archives, mirror or os.environ.get("HATRACK_MIRROR", ""))
+        note = store(name, archives)
         if not keep:
             shutil.rmtree(archives, ignore_errors=True)
             with contextlib.suppress(OSError):
-                archives.parent.rmdir()  # if no other set has its files there
+                archives.parent.rmdir()  # unless another set has files there
         return note
 
 
-def present(name: str) -> bool:
-    """Whether the set is there and good; one that is broken is fetched anew."""
+def is_complete(name: str) -> bool:
+    """Return whether the data folder has the set, undamaged; print a line if it is damaged."""
     if not cache.place(name).is_file():
         return False
     try:
         cache.verified(name)
     except ValueError as error:
-        print(f"{error}: fetching it anew", file=sys.stderr)
+        print(f"{error}; downloading it again", file=sys.stderr)
         return False
     return True
 
 
-def unpack(name: str, archives: Path) -> cache.Note:
-    """Decode the files and keep what comes out, if it is the whole set."""
-    spec, arrays = SETS[name], decode(name, archives)
+def store(name: str, archives: Path) -> cache.Note:
+    """Read the published files and write the set to the data folder; raise if it is not the complete set."""
+    spec, arrays = SETS[name], read_published(name, archives)
     counts = (len(arrays["y_train"]), len(arrays["y_test"]))
     if counts != (spec.train, spec.test):
         wanted = f"{spec.train:,} + {spec.test:,}"
         raise ValueError(
-            f"the files of {name} hold {counts[0]:,} + {counts[1]:,} images instead of {wanted}; nothing was kept"
+            f"the files of {name} contain {counts[0]:,} + {counts[1]:,} images instead of {wanted}; nothing was stored"
         )
     if spec.digest and cache.digest(arrays) != spec.digest:
-        raise ValueError(f"the files of {name} do not hold the published images; nothing was kept")
+        raise ValueError(f"the images of {name} are not the published ones (their digest differs); nothing was stored")
     return cache.keep(name, arrays, "downloaded")
 
 
 # Files
 
 
-def download(name: str, folder: Path, mirror: str = "") -> None:
-    """Every file of a set, those that are already there excepted."""
+def download_files(name: str, folder: Path, mirror: str = "") -> None:
+    """Download the published files of a set, except those that the folder already has."""
     if mirror and not mirror.startswith(("http://", "https://")):
-        raise ValueError(f"a mirror is an address such as https://example.org/data, not {mirror!r}")
+        raise ValueError(f"mirror must be an address such as https://example.org/data, not {mirror!r}")
     folder.mkdir(parents=True, exist_ok=True)
-    for stray in folder.glob("tmp*"):  # of a download that was killed
+    for stray in folder.glob("tmp*"):  # left by a download that was killed
         stray.unlink(missing_ok=True)
     for file in SETS[name].files:
         addresses = [(mirror.rstrip("/") + "/" if mirror else base) + file.name for base in file.bases]
-        with bar(f"{name}: {file.name}") as progress:
-            fetch(file, list(dict.fromkeys(addresses)), folder, progress)
+        with progress_bar(f"{name}: {file.name}") as progress:
+            download_file(file, list(dict.fromkeys(addresses)), folder, progress)
 
 
-def fetch(file: File, addresses: list[str], folder: Path, progress: Any = False) -> None:
-    """One file, from the first address that has it, in several rounds: servers have bad moments."""
-    pooch, requests = tools()
+def download_file(file: File, addresses: list[str], folder: Path, progress: Any = False) -> None:
+    """Download one file from the first address that has it; try several times, because servers fail now and then."""
+    pooch, requests = import_pooch()
     loader = pooch.HTTPDownloader(progressbar=progress, chunk_size=1 << 16, timeout=TIMEOUT)
     for attempt in range(ATTEMPTS):
         time.sleep(PAUSE * attempt)
@@ -101,19 +109,19 @@ def fetch(file: File, addresses: list[str], folder: Path, progress: Any = False)
                 pooch.retrieve(address, f"md5:{file.md5}", fname=file.name, path=folder, downloader=loader)
                 return
             except requests.RequestException as error:
-                reasons.append(f"{address}: {reason(error)}")
+                reasons.append(f"{address}: {describe_error(error)}")
                 status = getattr(error.response, "status_code", 0)
-                final = final and 400 <= status < 500  # it is not there; asking again does not help
+                final = final and 400 <= status < 500  # the file does not exist; trying again does not help
             except ValueError:
-                reasons.append(f"{address}: what came is not the published file (its md5 is not {file.md5})")
+                reasons.append(f"{address}: this is not the published file (its md5 is not {file.md5})")
                 final = False
         if final:
             break
-    raise OSError(f"could not download {file.name}: {'; '.join(reasons)}. --mirror URL names another address")
+    raise OSError(f"could not download {file.name}: {'; '.join(reasons)}. --mirror URL sets another address")
 
 
-def tools() -> tuple[Any, Any]:
-    """Imported only here, so that all but downloads works without them."""
+def import_pooch() -> tuple[Any, Any]:
+    """Import pooch and requests here, so that everything except downloads works without them."""
     try:
         import pooch  # type: ignore[import-untyped]
         import requests
@@ -123,30 +131,30 @@ def tools() -> tuple[Any, Any]:
     return pooch, requests
 
 
-def reason(error: Exception) -> str:
-    """The innermost cause of a failed request, in few words."""
+def describe_error(error: Exception) -> str:
+    """Return the cause of a failed request in a few words."""
     response = getattr(error, "response", None)
     if response is not None:
         return f"{response.status_code} {response.reason}"
     text = str(error)
-    for words, said in (
-        ("IncompleteRead", "the connection broke off half-way"),
-        ("timed out", "no answer in time"),
+    for part, meaning in (
+        ("IncompleteRead", "the connection was lost"),
+        ("timed out", "the server did not answer in time"),
         ("Failed to resolve", "no such host, or no network"),
         ("NameResolutionError", "no such host, or no network"),
         ("refused", "connection refused"),
-        ("Connection aborted", "the connection broke off half-way"),
+        ("Connection aborted", "the connection was lost"),
     ):
-        if words in text:
-            return said
+        if part in text:
+            return meaning
     return " ".join(text.split())[:200]
 
 
 # Progress
 
 
-class Bar:
-    """What pooch asks of a progress bar, drawn by rich."""
+class ProgressBar:
+    """A progress bar with the interface that pooch needs, drawn by rich."""
 
     def __init__(self, progress: Progress, title: str) -> None:
         self.progress = progress
@@ -171,12 +179,12 @@ class Bar:
 
 
 @contextlib.contextmanager
-def bar(title: str) -> Iterator[Bar | bool]:
-    """On a terminal only."""
+def progress_bar(title: str) -> Iterator[ProgressBar | bool]:
+    """Show a progress bar if standard error is a terminal; otherwise yield False, which tells pooch to show none."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield False
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        yield Bar(progress, title)
+        yield ProgressBar(progress, title)

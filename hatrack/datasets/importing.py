@@ -1,4 +1,4 @@
-"""Copies that a user has: .npz files, the published files of a set, folders of images."""
+"""Import sets that a user has: .npz files, published files, folders of images."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -6,63 +6,76 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hatrack.datasets import cache, images
-from hatrack.datasets.archives import decode, has
+from hatrack.datasets.archives import has_files, read_published
 from hatrack.datasets.cache import Arrays, Note
 from hatrack.datasets.catalog import PARTS, SETS
 from hatrack.options import choose, nearest
 
-TAKEN = (
+ACCEPTED = (
     ".npz files named after their sets, the published files of a set (idx, .mat, archives), "
     "or a folder of images with a sub-folder per class"
 )
 
 
-class Copy(NamedTuple):
-    """A set that was found, and how to read it; without a name, why it is passed over."""
+class Candidate(NamedTuple):
+    """Something in a user's folder that may be a set.
+
+    Attributes:
+        name: the set; "" if it is none.
+        path: the file or folder.
+        read: a function that reads it; None if it is skipped.
+        reason: why it is skipped.
+    """
 
     name: str
-    place: Path
+    path: Path
     read: Callable[[], Arrays] | None = None
-    why: str = ""
+    reason: str = ""
 
 
 def bring_in(path: Path, name: str = "", replace: bool = False) -> Iterator[str]:
-    """Import all sets in a file or folder, telling of each; in the end an error tells what could not be read.
+    """Import all sets in a file or folder into the data folder.
 
-    Nothing in the data folder is replaced unless asked for or broken.
+    Args:
+        path: a file or folder.
+        name: the set that it contains, if this cannot be seen from the names of the files.
+        replace: replace other, undamaged images of the same set in the data folder.
+
+    Yields:
+        A line of text about every set that was found. If some could not be read, a ValueError at the end names them.
     """
     if name:
         choose("data set", name, SETS)
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {path}")
-    found = copies(path.resolve(), name)
+    found = find_candidates(path.resolve(), name)
     failures = []
-    for copy in found:
+    for one in found:
         try:
-            yield f"{copy.place.name}: passed over, {copy.why}" if copy.read is None else take(copy, copy.read, replace)
+            yield f"{one.path.name}: skipped, {one.reason}" if one.read is None else import_one(one, one.read, replace)
         except (ValueError, OSError) as error:
             failures.append(str(error))
     if failures:
         raise ValueError("; ".join(failures))
-    if all(copy.read is None for copy in found):
-        raise ValueError(f"nothing to import in {path}: it takes {TAKEN}")
+    if all(one.read is None for one in found):
+        raise ValueError(f"nothing to import in {path}: import accepts {ACCEPTED}")
 
 
-def take(copy: Copy, read: Callable[[], Arrays], replace: bool) -> str:
-    """Put one set in the data folder and say what it is."""
-    arrays, name = read(), copy.name
-    cache.check(f"{name} in {copy.place}", arrays, SETS[name])
+def import_one(candidate: Candidate, read: Callable[[], Arrays], replace: bool) -> str:
+    """Write one set to the data folder and return a line about it."""
+    arrays, name = read(), candidate.name
+    cache.check(f"{name} in {candidate.path}", arrays, SETS[name])
     with cache.locked(name):
-        old = stored(name)
-        if old == cache.digest(arrays) and (noted := cache.note(name)) is not None:
-            return f"{name}: already there, {describe(name, noted)}"
+        old = stored_digest(name)
+        if old == cache.digest(arrays) and (note := cache.note(name)) is not None:
+            return f"{name}: already there, {describe(name, note)}"
         if old and old != cache.digest(arrays) and not replace:
-            raise ValueError(f"{cache.place(name)} has other images than {copy.place}: --replace takes the new ones")
-        return f"{name}: {describe(name, cache.keep(name, arrays, f'imported from {copy.place}'))}"
+            raise ValueError(f"{cache.place(name)} has other images than {candidate.path}: --replace stores the new ones")
+        return f"{name}: {describe(name, cache.keep(name, arrays, f'imported from {candidate.path}'))}"
 
 
-def stored(name: str) -> str:
-    """The digest of what the data folder has; nothing if it is missing or broken."""
+def stored_digest(name: str) -> str:
+    """Return the digest of the set in the data folder; "" if it is missing or damaged."""
     try:
         return cache.digest(cache.verified(name)) if cache.place(name).is_file() else ""
     except ValueError:
@@ -70,7 +83,7 @@ def stored(name: str) -> str:
 
 
 def describe(name: str, note: Note) -> str:
-    """How many images there are, and whether that is all of them."""
+    """Return the number of images as text, and whether they are the complete set or the published images."""
     spec = SETS[name]
     text = f"{note.train:,} + {note.test:,} images"
     if note.digest == spec.digest:
@@ -80,69 +93,78 @@ def describe(name: str, note: Note) -> str:
     return text
 
 
-# What is there
+# Finding sets
 
 
-def copies(path: Path, name: str) -> list[Copy]:
-    """All sets in a file or folder, or the one that was named."""
+def find_candidates(path: Path, name: str) -> list[Candidate]:
+    """Return everything in a file or folder that may be a set, or that may be the set `name`."""
     if path.is_file():
-        return [one_npz(path, name)] if path.suffix == ".npz" else published(path.parent, name, path.name)
+        return [required_npz(path, name)] if path.suffix == ".npz" else published_sets(path.parent, name, path.name)
     files = sorted(path.glob("*.npz"))
     if name and len(files) > 1:
         files = [p for p in files if p.stem == name] or [p for p in files if PARTS.get(p.stem) == name]
-    found = [in_folder(p) for p in files] if not name else [one_npz(p, name) for p in files]
-    found += [] if name and found else published(path, name)
+    found = [npz_by_name(p) for p in files] if not name else [required_npz(p, name) for p in files]
+    found += [] if name and found else published_sets(path, name)
     if not found and any(p.is_dir() for p in path.iterdir()):
         return [image_folder(path, name)]
     return found
 
 
-def one_npz(path: Path, name: str) -> Copy:
-    """A file that was pointed at must be importable."""
-    copy = Copy(name, path, functools.partial(cache.read, path, name)) if name else in_folder(path)
-    if copy.read is None:
-        raise ValueError(f"{path} was not imported: {copy.why}")
-    return copy
+def required_npz(path: Path, name: str) -> Candidate:
+    """Return the candidate of an .npz file that the user named; raise if it would be skipped."""
+    one = Candidate(name, path, functools.partial(cache.read, path, name)) if name else npz_by_name(path)
+    if one.read is None:
+        raise ValueError(f"{path} was not imported: {one.reason}")
+    return one
 
 
-def in_folder(path: Path) -> Copy:
+def npz_by_name(path: Path) -> Candidate:
+    """Return the candidate of an .npz file, which is a set if the file is named after one."""
     if path.stem in SETS:
-        return Copy(path.stem, path, functools.partial(cache.read, path, path.stem))
+        return Candidate(path.stem, path, functools.partial(cache.read, path, path.stem))
     if whole := PARTS.get(path.stem):
-        return Copy("", path, why=f"it is only a small part of {whole}; --name {whole} takes it all the same")
-    return Copy("", path, why=f"no data set {path.stem!r}; {nearest(path.stem, SETS)}")
+        return Candidate("", path, reason=f"it is only a small part of {whole}; --name {whole} imports it nevertheless")
+    return Candidate("", path, reason=f"no data set {path.stem!r}; {nearest(path.stem, SETS)}")
 
 
-def published(folder: Path, name: str, file: str = "") -> list[Copy]:
-    """Sets whose published files lie in a folder; with `file` only those it is one of."""
-    found = [n for n in SETS if has(folder, n) and name in ("", n)]
+def published_sets(folder: Path, name: str, file: str = "") -> list[Candidate]:
+    """Return the sets whose published files a folder has; if `file` is given, only those that it belongs to."""
+    found = [n for n in SETS if has_files(folder, n) and name in ("", n)]
     if file:
-        found = [n for n in found if belongs(file, n)]
+        found = [n for n in found if belongs_to(file, n)]
         if not found:
-            raise ValueError(f"{folder / file} is not a set, nor part of one that lies there: import takes {TAKEN}")
-    if {"mnist", "fashion-mnist"} <= set(found):  # files of the same names
-        found = [n for n in found if n not in ("mnist", "fashion-mnist")] + [digits_or_clothes(folder)]
-    return [Copy(n, folder, functools.partial(decode, n, folder)) for n in found]
+            raise ValueError(
+                f"{folder / file} is not a set, and {folder} does not have all published files of a set that it belongs to: "
+                f"import accepts {ACCEPTED}"
+            )
+    if {"mnist", "fashion-mnist"} <= set(found):  # their files have the same names
+        found = [n for n in found if n not in ("mnist", "fashion-mnist")] + [mnist_or_fashion(folder)]
+    return [Candidate(n, folder, functools.partial(read_published, n, folder)) for n in found]
 
 
-def belongs(file: str, name: str) -> bool:
+def belongs_to(file: str, name: str) -> bool:
+    """Return whether a file is one of the published files of a set."""
     if name == "emnist-letters" and file.startswith("emnist-letters-"):
         return True
     return any(file in (f.name, f.name.removesuffix(".gz")) for f in SETS[name].files)
 
 
-def digits_or_clothes(folder: Path) -> str:
-    digest = cache.digest(decode("mnist", folder))
+def mnist_or_fashion(folder: Path) -> str:
+    """Return which of MNIST and Fashion-MNIST the idx files in a folder are, by the digest of their images."""
+    digest = cache.digest(read_published("mnist", folder))
     for name in ("mnist", "fashion-mnist"):
         if digest == SETS[name].digest:
             return name
-    raise ValueError(f"the idx files in {folder} may be of mnist or fashion-mnist: --name says which")
+    raise ValueError(f"the idx files in {folder} may be of mnist or fashion-mnist: choose with --name")
 
 
-def image_folder(path: Path, name: str) -> Copy:
+def image_folder(path: Path, name: str) -> Candidate:
+    """Return the candidate of a folder with a sub-folder of images per class."""
     name = name or path.name
     if name not in SETS:
-        raise ValueError(f"{path} looks like a folder of images: --name says of which set; {nearest(name, SETS)}")
+        raise ValueError(f"{path} looks like a folder of images: name the set with --name; {nearest(name, SETS)}")
     spec = SETS[name]
     limit = 2 * (spec.train + spec.test)
-    return Copy(name, path, functools.partial(images.folder, path, spec.classes, spec.shape, spec.held, limit))
+    return Candidate(
+        name, path, functools.partial(images.read_folder, path, spec.classes, spec.shape, spec.test_share, limit)
+    )

@@ -1,8 +1,8 @@
-"""Numeric arrays from a MATLAB 5 file, as far as SVHN's files need it: real, little-endian, compressed or not.
+"""Read numeric arrays from a MATLAB 5 file, as far as SVHN's files need it: real, little-endian, compressed or not.
 
 The format: https://www.mathworks.com/help/pdf_doc/matlab/matfile_format.pdf. An element is a tag (type, size) and data,
-filled up to eight bytes; up to four bytes of data fit into the tag itself. A matrix is an element of four elements:
-flags, dimensions, name and numbers.
+padded to a multiple of eight bytes; up to four bytes of data fit into the tag itself. A matrix is an element that contains
+four elements: flags, dimensions, name and numbers.
 """
 
 import math
@@ -16,12 +16,21 @@ import numpy as np
 
 MATRIX, COMPRESSED = 14, 15
 NUMBERS = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
-NUMERIC = range(6, 16)  # the classes of matrix that hold numbers
+NUMERIC = range(6, 16)  # the classes of matrices that contain numbers
 IS_COMPLEX = 0x800
 
 
 def read(path: Path, wanted: Collection[str], limit: int) -> dict[str, np.ndarray[Any, Any]]:
-    """The matrices with the wanted names, none of which may have more than `limit` bytes."""
+    """Read some matrices of a file.
+
+    Args:
+        path: the file.
+        wanted: the names of the matrices; all must be there.
+        limit: the largest number of bytes of a matrix that is accepted.
+
+    Returns:
+        The matrices by name.
+    """
     found = {}
     for element in _matrices(path, limit + 1000):
         name, numbers = _matrix(element, wanted)
@@ -33,6 +42,7 @@ def read(path: Path, wanted: Collection[str], limit: int) -> dict[str, np.ndarra
 
 
 def _matrices(path: Path, limit: int) -> Iterator[memoryview]:
+    """Yield the data of every matrix element of a file, decompressed."""
     with path.open("rb") as file:
         if file.read(128)[124:] != b"\x00\x01IM":
             raise ValueError(f"{path} is not a MATLAB 5 file")
@@ -50,18 +60,20 @@ def _matrices(path: Path, limit: int) -> Iterator[memoryview]:
 
 
 def _inflate(path: Path, data: memoryview, limit: int) -> memoryview:
+    """Decompress data; raise if it is damaged or decompresses to more than `limit` bytes."""
     inflater = zlib.decompressobj()
     result = inflater.decompress(data, limit)
     if not inflater.eof:
-        raise ValueError(f"{path} has an array that is broken, or larger than the whole set could be")
+        raise ValueError(f"{path} has an array that is damaged, or larger than the whole set could be")
     return memoryview(result)
 
 
 def _elements(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    """Yield type, size and data of every element."""
     at = 0
     while at + 8 <= len(data):
         kind, size = struct.unpack_from("<II", data, at)
-        if kind >> 16:  # small: size and type share four bytes, the data the next four
+        if kind >> 16:  # a small element: type and size in four bytes, the data in the next four
             kind, size = kind & 0xFFFF, kind >> 16
             start, step = at + 4, 8
         else:
@@ -73,6 +85,7 @@ def _elements(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
 
 
 def _matrix(data: memoryview, wanted: Collection[str]) -> tuple[str, np.ndarray[Any, Any] | None]:
+    """Return the name and the array of a matrix element; None in place of the array if it is not wanted."""
     elements = _elements(data)
     try:
         flags, shape, name = (bytes(next(elements)[2]) for _ in range(3))
@@ -85,8 +98,8 @@ def _matrix(data: memoryview, wanted: Collection[str]) -> tuple[str, np.ndarray[
     except (StopIteration, struct.error):
         raise ValueError("an array ends too early") from None
     if flag & 0xFF not in NUMERIC or flag & IS_COMPLEX or kind not in NUMBERS:
-        raise ValueError(f"array {title!r} does not hold real numbers")
+        raise ValueError(f"array {title!r} does not contain real numbers")
     values = np.frombuffer(numbers, NUMBERS[kind])
     if min(dimensions, default=-1) < 0 or math.prod(dimensions) != len(values):
-        raise ValueError(f"array {title!r} has {len(values)} numbers, but is said to be of shape {tuple(dimensions)}")
+        raise ValueError(f"array {title!r} has {len(values)} numbers, but its header says shape {tuple(dimensions)}")
     return title, values.reshape(dimensions, order="F")

@@ -1,1 +1,1 @@
-"""Files: atomic writes and bounded reads, tensor files, and checks of what a file holds."""
+"""Files: atomic writes, reads of plain files, files of tensors, and checks of what a file contains."""

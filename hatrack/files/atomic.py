@@ -1,4 +1,4 @@
-"""Files that are whole or not there: atomic writes, and reads of plain files only."""
+"""Atomic writes, so that a file is always complete, and reads of plain files only."""
 
 import os
 import time
@@ -6,11 +6,11 @@ from contextlib import suppress
 from glob import escape
 from pathlib import Path
 
-LEFT_BEHIND = 3600  # seconds after which a temporary file is nobody's: whoever wrote it was killed
+LEFT_BEHIND = 3600  # seconds after which a temporary file is removed: the process that wrote it was killed
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a plain file; a pipe or a device could keep us waiting for ever."""
+    """Return the content of a plain file; raise a ValueError for anything else, because reading a pipe may never end."""
     try:
         if path.exists() and not path.is_file():
             raise ValueError(f"{path} can't be read: it is not a file")
@@ -22,9 +22,16 @@ def read_bytes(path: Path) -> bytes:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """To a temporary name, flushed, renamed: a file of this name is always whole, and on the disk when this returns."""
+    """Write a file atomically: write a temporary file, flush it, and rename it.
+
+    At any moment the file has either its old or its new content, completely. When this returns, it is on the disk.
+
+    Args:
+        path: the file; if it is a symbolic link, the file that it points to is replaced.
+        content: text, written as UTF-8, or bytes.
+    """
     data = content.encode() if isinstance(content, str) else content
-    path = path.resolve()  # a link stays a link
+    path = path.resolve()  # so that a symbolic link stays one
     if path.exists() and not path.is_file() and not path.is_dir():
         raise ValueError(f"{path} is not a file that could be replaced")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -48,7 +55,7 @@ def write(path: Path, content: str | bytes) -> None:
 
 
 def flush_names(folder: Path) -> None:
-    """A file has its new name on the disk as well, before anything that comes after. Not every system can do that."""
+    """Flush the names of files in a folder to the disk, so that renames are not lost; some systems cannot do this."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -58,12 +65,12 @@ def flush_names(folder: Path) -> None:
 
 
 def writable(folder: Path) -> Path:
-    """The folder, made if need be; an error if nothing can be written there."""
+    """Create a folder if it does not exist and return it; raise a ValueError if no file can be written there."""
     probe = folder / ".writable"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
-        probe.unlink(missing_ok=True)  # another process may have been quicker
+        probe.unlink(missing_ok=True)  # another process may have removed it
     except OSError as error:
         raise ValueError(f"can't write to the folder {folder}: {error.strerror}") from None
     return folder

@@ -1,6 +1,11 @@
-"""What a file may hold, put together as the file is: a check takes the place where a value stands, and the value.
+"""Checks of what a file contains, composed as the file is structured.
 
-An error names the place and what was expected there: "curves[2].best must be a whole number from 0, not 'x'".
+A check is a function of a place in the file and the value there; it raises a ValueError that names the place and what was
+expected: "curves[2].best must be a whole number from 0, not 'x'". Example:
+
+    check = fields({"name": line, "sizes": items(number(0, whole=True))})
+    check("", {"name": "a", "sizes": [1, 2]})     # passes
+    check("", {"name": "a", "sizes": [1, -2]})    # ValueError: sizes[1] must be a whole number from 0, not -2
 """
 
 import math
@@ -14,13 +19,25 @@ LARGEST = sys.float_info.max
 
 
 def wrong(where: str, wanted: str, value: Any) -> ValueError:
+    """Return the error for a value at a place where something else was expected."""
     return ValueError(f"{where} must be {wanted}, not {reprlib.repr(value)}")
 
 
 def number(
     low: float = -math.inf, high: float = math.inf, *, whole: bool = False, null: bool = False, finite: bool = True
 ) -> Check:
-    """A number within bounds; true and false are none. Neither is one that no float can hold."""
+    """Return a check for a number.
+
+    Args:
+        low: the smallest number that is accepted.
+        high: the largest number that is accepted.
+        whole: accept integers only.
+        null: accept null (None) as well.
+        finite: if False, accept nan and infinities as well.
+
+    Returns:
+        The check. It refuses true and false, and integers that are too large for a float.
+    """
     wanted = "a whole number" if whole else "a number"
     wanted += f" from {low:g}" if math.isfinite(low) else ""
     wanted += f" to {high:g}" if math.isfinite(high) else ""
@@ -37,30 +54,39 @@ def number(
 
 
 def text(where: str, value: Any) -> None:
+    """Check for a text."""
     if not isinstance(value, str):
         raise wrong(where, "a text", value)
 
 
 def line(where: str, value: Any) -> None:
-    """A text that can be shown in a line: without control characters."""
+    """Check for a text that can be shown in one line: at most 1000 characters, none of them a control character."""
     if not isinstance(value, str) or not value.isprintable() or len(value) > 1000:
         raise wrong(where, "a line of text", value)
 
 
 def flag(where: str, value: Any) -> None:
+    """Check for true or false."""
     if not isinstance(value, bool):
         raise wrong(where, "true or false", value)
 
 
 def plain(where: str, value: Any) -> None:
-    """An option's value: a text, a number, true, false or null, or a list of those."""
+    """Check for the value of an option: a text, a number, true, false or null, or a list of those."""
     for one in value if isinstance(value, list) else [value]:
         if not isinstance(one, str | int | float | None):
             raise wrong(where, "a text, a number or a list of them", value)
 
 
 def items(each: Check, count: int | None = None, *, least: int = 0, what: str = "") -> Check:
-    """A list, of so many if that is given; `what` says of what."""
+    """Return a check for a list.
+
+    Args:
+        each: the check of every item.
+        count: the number of items; None: any number.
+        least: the smallest number of items.
+        what: what the items are, for error messages.
+    """
     size = f" of {count}" if count is not None else f" of at least {least}" if least else ""
     wanted = f"a list{size}{f' {what}' if what else ''}"
 
@@ -74,7 +100,7 @@ def items(each: Check, count: int | None = None, *, least: int = 0, what: str = 
 
 
 def matrix(each: Check, count: int) -> Check:
-    """Of so many rows and columns."""
+    """Return a check for a list of `count` lists of `count` values, each checked by `each`."""
     row = items(each)
 
     def check(where: str, value: Any) -> None:
@@ -88,7 +114,7 @@ def matrix(each: Check, count: int) -> Check:
 
 
 def table(each: Check) -> Check:
-    """Any names, and a value of one kind for each."""
+    """Return a check for a mapping with any names, whose values are checked by `each`."""
 
     def check(where: str, value: Any) -> None:
         if not isinstance(value, dict):
@@ -100,7 +126,13 @@ def table(each: Check) -> Check:
 
 
 def fields(known: Mapping[str, Check], optional: Mapping[str, Check] | None = None, *, closed: bool = False) -> Check:
-    """These names, some of which may be missing; others are passed over, for the sake of later versions, unless `closed`."""
+    """Return a check for a mapping with certain names.
+
+    Args:
+        known: the checks of the values that must be there, by name.
+        optional: the checks of the values that may be missing.
+        closed: refuse other names; otherwise they are ignored, because later versions may add some.
+    """
     every = {**known, **(optional or {})}
 
     def check(where: str, value: Any) -> None:

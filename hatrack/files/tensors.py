@@ -1,4 +1,4 @@
-"""Tensors and metadata in one file: safetensors with a digest, written whole or not at all, no pickle."""
+"""Files of tensors and metadata: safetensors with a digest, written atomically and without pickle."""
 
 import hashlib
 import json
@@ -18,14 +18,24 @@ SHOWN = 3  # differences that an error message names
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write a file; an older one of this name stays until the new one is complete."""
+    """Write a file atomically: an existing one is replaced when the new one is complete.
+
+    Args:
+        path: the file.
+        tensors: tensors by name; they may be on any device.
+        metadata: anything that JSON can represent; nan and infinities are allowed.
+    """
     copies = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     text = json.dumps(metadata, allow_nan=True)
     write(path, safetensors_of(copies, metadata={"hatrack": text, "digest": digest(copies, text)}))
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a file, or say in one line why it can't be used."""
+    """Read a file that `save` wrote; raise a ValueError if it is damaged or something else.
+
+    Returns:
+        The tensors by name, on the CPU, and the metadata.
+    """
     data = read_bytes(path)
     try:
         tensors = read_safetensors(data)
@@ -34,16 +44,16 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         text = header["hatrack"]
         metadata = json.loads(text)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
-        raise ValueError(f"{path} is not a file of hatrack, or not whole ({type(error).__name__})") from None
+        raise ValueError(f"{path} is not a file of hatrack, or it is incomplete ({type(error).__name__})") from None
     if header.get("digest") != digest(tensors, text):
-        raise ValueError(f"{path} is damaged: its content is not what was written")
+        raise ValueError(f"{path} is damaged: its digest differs")
     if not isinstance(metadata, dict):
         raise ValueError(f"{path} is not a file of hatrack")
     return tensors, metadata
 
 
 def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
-    """SHA-256 of names, types, shapes and bits."""
+    """Return the SHA-256 of a text and of the names, types, shapes and bits of tensors."""
     found = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         t = tensors[name].detach().cpu().contiguous()
@@ -53,7 +63,7 @@ def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
 
 
 def differences(wanted: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
-    """What is not the same in names, shapes and types, as text."""
+    """Describe how tensors differ from those wanted in names, shapes and types; "" if they do not."""
     found = [f"it lacks {name}" for name in wanted if name not in there]
     found += [f"it has {name} as well" for name in there if name not in wanted]
     for name, value in wanted.items():

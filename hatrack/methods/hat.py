@@ -150,12 +150,12 @@ class HAT(Method):
         if not finished:
             return
         everyone = [self.used] if self.protect == "paper" else finished
-        spread = [self.units.spread(gates) for gates in everyone]
+        spread = [self.units.weight_masks(gates) for gates in everyone]
         for name, parameter in self.net.trunk.named_parameters():
-            if name in self.units.followed:
+            if name in self.units.traced:
                 self._keep(parameter, torch.stack([weights[name] for weights in spread]).amax(0))
         if self.net.shared:  # its outputs are used by all tasks; a head per task needs no protection
-            features = torch.stack([self.units.on(gates.cpu())[self.units.features] for gates in everyone]).amax(0)
+            features = torch.stack([self.units.feature_masks(gates.cpu()) for gates in everyone]).amax(0)
             head = self.net.heads[0]
             self._keep(head.get_parameter("weight"), features.expand_as(head.get_parameter("weight")))
             self._keep(head.get_parameter("bias"), torch.ones(()))
@@ -204,14 +204,12 @@ class HAT(Method):
         if self.masks == "soft" or (self.norms.shared and self.norms.names):
             return {}
         gates, trunk = self.gates[task].float().cpu(), dict(self.net.trunk.named_parameters())
-        held = {name: mask == 1 for name, mask in self.units.spread(gates).items() if name in self.units.followed}
+        held = {name: mask == 1 for name, mask in self.units.weight_masks(gates).items() if name in self.units.traced}
         own = {f"trunk.{name}": torch.where(mask.to(trunk[name].device), trunk[name], 0) for name, mask in held.items()}
         own |= {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
         if self.net.shared:
             weight = self.net.heads[0].get_parameter("weight")
-            own["heads.0.weight"] = torch.where(
-                (self.units.on(gates)[self.units.features] == 1).to(weight.device), weight, 0
-            )
+            own["heads.0.weight"] = torch.where((self.units.feature_masks(gates) == 1).to(weight.device), weight, 0)
         return {**self.used_of_network(task, own), "gates": self.gates[task]}
 
     @torch.no_grad()

@@ -17,8 +17,8 @@ def alexnet(
     """64, 128 and 256 filters of 4x4, 3x3 and 2x2, each followed by 2x2 max-pooling; then 2048 and 2048 units."""
     check(alexnet, locals())
     if len(shape) != 3 or shape[1] < 22 or shape[2] < shape[1]:
-        needs = "at least 22x22 pixels, and not higher than wide"
-        raise ValueError(f"alexnet needs images of {needs}, not {shape}; a network without convolutions: mlp")
+        needs = "at least 22x22 pixels that are not higher than wide"
+        raise ValueError(f"alexnet needs images of {needs}, not {shape}; the network mlp takes any inputs")
 
     def block(inputs: int, outputs: int, kernel: int, drop: float) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, kernel), nn.ReLU(), nn.Dropout(drop), nn.MaxPool2d(2)]

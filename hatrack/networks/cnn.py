@@ -16,7 +16,7 @@ def cnn(
     """64 filters of 3x3 (same size), 2x2 max-pooling, then 1024 and 1024 units, with ReLU."""
     check(cnn, locals())
     if len(shape) != 3 or min(shape[1:]) < 2:
-        raise ValueError(f"cnn needs images, not inputs of shape {shape}; networks without convolutions: mlp")
+        raise ValueError(f"cnn needs images, not inputs of shape {shape}; the network mlp takes any inputs")
     channels, height, width = shape
     return nn.Sequential(
         nn.Dropout(input_dropout),

@@ -1,4 +1,4 @@
-"""Initial weights: PyTorch's own, or Xavier uniform with zero biases (what the HAT paper's text says)."""
+"""Initial weights: PyTorch's default, or Xavier uniform with zero biases, as in the text of the HAT paper."""
 
 from typing import Literal
 
@@ -8,7 +8,12 @@ Init = Literal["default", "xavier"]
 
 
 def initialise(module: nn.Module, how: Init) -> None:
-    """Draw the weights of every linear and convolutional layer anew; "default" leaves them as PyTorch drew them."""
+    """Draw new weights for every linear and convolutional layer.
+
+    Args:
+        module: the network; it is changed in place.
+        how: "xavier" for Xavier uniform and zero biases; "default" leaves the weights as PyTorch has drawn them.
+    """
     if how not in ("default", "xavier"):
         raise ValueError(f"init must be 'default' or 'xavier', not {how!r}")
     if how == "xavier":

@@ -1,6 +1,6 @@
 """Residual networks for small images (He, Zhang, Ren, Sun, 2015), https://arxiv.org/abs/1512.03385
 
-The first convolution is 3x3 and nothing is pooled before the end, as is usual for 32x32 images; 000 uses resnet18 so.
+The first convolution is 3x3 and there is no pooling before the end, as is usual for 32x32 images; 000 uses this resnet18.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from hatrack.options import Option, check
 Width = Annotated[int, Option("channels of the first stage; the others have 2, 4 and 8 times as many", low=1)]
 Share = Annotated[float, Option("share of the activations dropped in every block", low=0, high=0.99)]
 Kind = Annotated[
-    Literal["standard", "authors"], Option("two convolutions per block, or the one that the code of 004 makes use of")
+    Literal["standard", "authors"], Option("two convolutions per block, or the only one that the code of 004 calls")
 ]
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around which the input is added; dropout lies between them."""
+    """Two 3x3 convolutions with dropout between them; the input is added to the result."""
 
-    expansion = 1  # channels of its output, as a multiple of its width
+    expansion = 1  # output channels / width
 
     def __init__(self, inputs: int, width: int, stride: int, dropout: float) -> None:
         super().__init__()
@@ -56,9 +56,9 @@ class Bottleneck(nn.Module):
 
 
 class AuthorsBlock(nn.Module):
-    """The block that the code of 004 runs: one convolution, norms behind the ReLUs, a shortcut without a norm.
+    """The block of 004's code: one convolution, norms after the ReLUs, a shortcut without a norm.
 
-    The code has a second convolution that no forward pass calls; here it is left out.
+    That code has a second convolution, which its forward pass never calls; it is left out here.
     """
 
     expansion = 1
@@ -78,15 +78,17 @@ class AuthorsBlock(nn.Module):
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    """Return a 3x3 convolution with padding and without bias."""
     return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
 
 
 def conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    """Return a 1x1 convolution without bias."""
     return nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
 
 def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """The input itself where it fits; elsewhere a 1x1 convolution and a norm bring it to the block's shape."""
+    """Return the identity if the block keeps the shape of its input; otherwise a 1x1 convolution and a norm."""
     if stride == 1 and inputs == outputs:
         return nn.Identity()
     return nn.Sequential(conv1x1(inputs, outputs, stride), nn.BatchNorm2d(outputs))
@@ -96,9 +98,17 @@ Block = type[BasicBlock] | type[Bottleneck] | type[AuthorsBlock]
 
 
 def resnet(shape: tuple[int, ...], block: Block, blocks: Sequence[int], width: int, dropout: float) -> nn.Sequential:
-    """A first convolution, four stages of so many blocks (each stage but the first halves the image), a global mean."""
+    """Return a first convolution, stages of blocks, and a global mean. Every stage but the first halves the image.
+
+    Args:
+        shape: (channels, height, width) of the images.
+        block: the kind of block.
+        blocks: the number of blocks of every stage.
+        width: the channels of the first stage; each further stage has twice as many.
+        dropout: the share of the activations that is dropped in every block.
+    """
     if len(shape) != 3 or min(shape[1:]) < 8:
-        raise ValueError(f"a resnet needs images of at least 8x8 pixels, not {shape}; networks without convolutions: mlp")
+        raise ValueError(f"a resnet needs images of at least 8x8 pixels, not {shape}; the network mlp takes any inputs")
     parts: list[nn.Module] = [nn.Sequential(conv3x3(shape[0], width), nn.BatchNorm2d(width), nn.ReLU())]
     inputs = width
     for stage, count in enumerate(blocks):

@@ -1,1 +1,1 @@
-"""Tracing: which units feed which weights, found by running a network on an example."""
+"""Tracing: find out, by running a network once on an example, which units feed which weights."""

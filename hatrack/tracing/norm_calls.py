@@ -1,4 +1,4 @@
-"""The normalisation functions of torch, and the arguments of their calls."""
+"""The normalisation functions of torch, and the arguments of their calls by name."""
 
 import inspect
 from typing import Any
@@ -11,5 +11,5 @@ NORMS = {f: tuple(inspect.signature(f).parameters) for f in (
 
 
 def arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    """The arguments of a call of a norm, by name."""
+    """Return the arguments of a call of a normalisation function, by name."""
     return dict(zip(NORMS[func], args, strict=False)) | (kwargs or {})

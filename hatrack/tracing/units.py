@@ -1,9 +1,16 @@
-"""Which units feed which weights, in any module: found by running it once on an example, so that nobody lists layers.
+"""The units of any network, and the weights between them: found by running it once on an example, so nobody lists layers.
 
-Units are the outputs of linear and convolutional layers, numbered through; a norm that acts on a sum of several units has
-units of its own. Every unit has a place where a gate can close it: behind its layer, or behind the batch norms that alone
-read it. `labels.py` tells for every input of a layer which units feed it, so unit masks give weight masks. Parameters that
-can't be followed (attention, recurrent cells, computed weights) are held whole, or refused by name.
+Units are the outputs of linear and convolutional layers, numbered 0, 1, 2, ...; a norm that acts on a sum of several units
+has units of its own. Every unit has a gate behind its layer, or behind the batch norms if only these read the layer.
+
+Example: `nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))` has the units 0, 1, 2 (first layer) and 3, 4 (second).
+The weight from unit 1 to unit 3 matters to a task only if the gates of both are open: if gate 1 is closed, the weight is
+multiplied by relu(0) = 0; if gate 3 is closed, its result is multiplied by 0. So masks of units give masks of weights, and
+training all other weights leaves the outputs of the task the same, bit for bit. `dependencies.py` explains how we know which
+units feed an input of a layer when there are shortcuts, pooling or concatenations in between.
+
+If we cannot analyse how a parameter is used (attention, recurrent cells, computed weights), it is frozen entirely after the
+first task, or refused with an error that names it. Both the rules and the gates are checked on the example at construction.
 """
 
 import copy
@@ -17,14 +24,31 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from hatrack.seeds import generator, seeded
-from hatrack.tracing.dependencies import ALWAYS, Shadows
-from hatrack.tracing.trace import LAYERS, Gates, Trace, Use, names_of
+from hatrack.tracing.dependencies import ALWAYS_ACTIVE
+from hatrack.tracing.gates import LAYERS, ApplyGates, tensor_names
+from hatrack.tracing.trace import Trace, Use
+from hatrack.tracing.tracker import DependencyTracker
 
-LARGE = 10**6  # weights: of a network with more, the rules are checked with fewer masks
+LARGE = 10**6  # weights: a network with more of them is checked with fewer random masks
 
 
 class Units:
-    """The units of a trunk, the weights between them, and the trunk's forward pass with a gate on every unit."""
+    """The units of a trunk, the weights between them, and the trunk's forward pass with a gate on every unit.
+
+    Args:
+        trunk: a module that maps a batch of inputs to a batch of features.
+        example: one or more inputs, on which the trunk is traced.
+        on_unknown: what to do with parameters whose use cannot be analysed: "freeze" them, or raise an "error".
+        leave: parameters to freeze entirely, as names or patterns separated by commas: "attention.*, embedding".
+
+    Attributes:
+        count: the number of units.
+        layers: the units of every layer, by name.
+        gates: where gates are applied, by call (see `gates.py`).
+        features: (features...), the set id of every feature.
+        traced: the names of the parameters for which weight masks hold; those of norms are not among them.
+        frozen_entirely: the names of the parameters that are frozen entirely, with the reason.
+    """
 
     def __init__(
         self, trunk: nn.Module, example: Tensor, *, on_unknown: Literal["freeze", "error"] = "freeze", leave: str = ""
@@ -32,128 +56,160 @@ class Units:
         self.trunk = trunk
         twin = copy.deepcopy(trunk).cpu().eval()
         x = example[:2].cpu() if len(example) > 1 else torch.cat([example, example]).cpu()
-        _no_recomputation(copy.deepcopy(twin), x)
-        shadows = Shadows(dict(twin.named_parameters()))
-        trace = Trace(names_of(twin), shadows)
-        with torch.no_grad(), shadows, trace:
+        _check_no_recomputation(copy.deepcopy(twin), x)
+        tracker = DependencyTracker(dict(twin.named_parameters()))
+        trace = Trace(tensor_names(twin), tracker)
+        with torch.no_grad(), tracker, trace:
             features = twin(x)
-        self.count, self.layers, self.gates = trace.count, trace.layers, trace.placed(features)
+        self.count, self.layers, self.gates = trace.count, trace.layers, trace.final_gates(features)
         if not self.count:
             raise ValueError("the trunk has no linear or convolutional layer whose units could be gated")
-        self.features = shadows.labels.reduce(shadows.of(features), [0])[0]  # the label of every feature
+        self.features = tracker.dependencies.reduce(tracker.set_ids(features), [0])[0]
         self._uses = trace.uses
-        self._unused = _unused(trace.uses, shadows.total)
-        self._places = {n: (shadows.first[n], p.shape, p.stride(), p.storage_offset()) for n, p in twin.named_parameters()}
-        self._members = _members(shadows.labels.sets)
-        self.followed = set(self._places) - trace.norms  # the parameters that masks may leave free
-        self.whole = self._whole(twin, shadows.unknown, on_unknown, leave)  # parameters that are held whole
+        self._unused = _unused(trace.uses, tracker.total)
+        self._layout = {n: (tracker.first[n], p.shape, p.stride(), p.storage_offset()) for n, p in twin.named_parameters()}
+        self._members = _padded(tracker.dependencies.sets)
+        self.traced = set(self._layout) - trace.norms
+        self.frozen_entirely = self._find_frozen_entirely(twin, tracker.untraceable, on_unknown, leave)
         self._check(twin, x)
 
     def to(self, device: torch.device) -> None:
+        """Move the tensors that `run` needs to a device."""
         self.gates = {key: gate and gate._replace(units=gate.units.to(device)) for key, gate in self.gates.items()}
 
     def run(self, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The features of a batch with a gate (units,) on every unit, and some tensors of the trunk exchanged.
+        """Run the trunk with gates.
 
-        Gates of type bool select, so that not even an infinity passes a closed one; others multiply.
+        Args:
+            x: a batch of inputs.
+            gates: (units,), the value of every unit's gate. Bools select, so that not even an infinity passes a closed
+                gate; other types multiply.
+            tensors: parameters and buffers to use in place of the trunk's own, by name.
+
+        Returns:
+            The features of the batch.
         """
         return self._run(self.trunk, x, gates, tensors or {})
 
     def _run(self, trunk: nn.Module, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        names = names_of(trunk) | {id(tensor): name for name, tensor in tensors.items()}
-        with Gates(names, self.gates, gates):
+        names = tensor_names(trunk) | {id(tensor): name for name, tensor in tensors.items()}
+        with ApplyGates(names, self.gates, gates):
             return functional_call(trunk, dict(tensors), (x,)) if tensors else trunk(x)  # type: ignore[no-any-return]
 
-    def on(self, values: Tensor) -> Tensor:
-        """The largest value of the units of every label (labels,), given one value per unit."""
-        padded = torch.cat([values, values.new_zeros(1)])[self._members].amax(1)
-        padded[ALWAYS] = 1
-        return padded
+    def weight_masks(self, values: Tensor) -> dict[str, Tensor]:
+        """Compute a mask of every parameter from one value per unit, such as the gates of a task.
+
+        Args:
+            values: (units,), from 0 (not used) to 1 (used).
+
+        Returns:
+            By name, in the shape of the parameter: min(value of the unit that a weight writes, largest value of the units
+            that it reads); the largest such minimum if several calls use the weight; 1 if it is frozen entirely.
+        """
+        values = values.detach().float().cpu()
+        set_values, total = self._set_values(values), self._unused.clone()
+        for use in self._uses:
+            least = torch.minimum(values[use.writes], set_values[use.reads]).expand(use.shape).reshape(-1)
+            if use.positions is None:
+                part = total[use.start : use.start + len(least)]
+                torch.maximum(part, least, out=part)
+            else:
+                total.scatter_reduce_(0, use.positions.reshape(-1), least, "amax")
+        masks = {}
+        for name, (start, shape, stride, offset) in self._layout.items():
+            masks[name] = total.as_strided(shape, stride, start + offset)
+            if name in self.frozen_entirely:
+                masks[name].fill_(1)
+        return masks
+
+    def feature_masks(self, values: Tensor) -> Tensor:
+        """Return for every feature the largest value of the units that it depends on, given one value per unit."""
+        return self._set_values(values)[self.features]
+
+    def _set_values(self, values: Tensor) -> Tensor:
+        """Return for every dependency set the largest value of its units: 0 if it is empty, 1 if it is always active."""
+        largest = torch.cat([values, values.new_zeros(1)])[self._members].amax(1)
+        largest[ALWAYS_ACTIVE] = 1
+        return largest
+
+    def members(self, set_id: int) -> list[int] | None:
+        """Return the units of a dependency set; None if it stands for "always active"."""
+        return None if set_id == ALWAYS_ACTIVE else [unit for unit in self._members[set_id].tolist() if unit >= 0]
 
     def frozen(self) -> Tensor:
-        """Which units (units,) are those of layers whose weights can't be trained."""
+        """Return which units (units,) belong to layers whose weights do not require a gradient."""
         stopped = {name for name, p in self.trunk.named_parameters() if not p.requires_grad}
         result = torch.zeros(self.count, dtype=torch.bool)
         for name, units in self.layers.items():
             result[units] = f"{name}.weight" in stopped
         return result
 
-    def members(self, label: int) -> list[int] | None:
-        """The units of a label; None: always on."""
-        return None if label == ALWAYS else [unit for unit in self._members[label].tolist() if unit >= 0]
-
-    def spread(self, values: Tensor) -> dict[str, Tensor]:
-        """For every weight, the smaller value of the unit that it writes and the largest of those that it reads."""
-        values = values.detach().float().cpu()
-        on, total = self.on(values), self._unused.clone()
-        for use in self._uses:
-            least = torch.minimum(values[use.writes], on[use.reads]).expand(use.shape).reshape(-1)
-            if use.positions is None:
-                part = total[use.start : use.start + len(least)]
-                torch.maximum(part, least, out=part)
-            else:
-                total.scatter_reduce_(0, use.positions.reshape(-1), least, "amax")
-        found = {}
-        for name, (start, shape, stride, offset) in self._places.items():
-            found[name] = total.as_strided(shape, stride, start + offset)
-            if name in self.whole:
-                found[name].fill_(1)
-        return found
-
-    def _whole(self, trunk: nn.Module, unknown: dict[str, str], on_unknown: str, leave: str) -> dict[str, str]:
-        """The parameters to hold whole, with the reason."""
-        found = dict(unknown)
+    def _find_frozen_entirely(
+        self, trunk: nn.Module, untraceable: dict[str, str], on_unknown: str, leave: str
+    ) -> dict[str, str]:
+        """Return the parameters to freeze entirely, with the reason; raise if one of them is not allowed."""
+        found = dict(untraceable)
         trained = {name for name, p in trunk.named_parameters() if p.requires_grad}
         for pattern in filter(None, (p.strip() for p in leave.split(","))):
             matching = [name for name in trained if fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")]
             if not matching:
                 raise ValueError(f"leave={pattern!r} matches no parameter of the trunk")
             found |= dict.fromkeys(matching, f"left out by {pattern!r}")
-        for name, operation in unknown.items() if on_unknown == "error" else ():
+        for name, operation in untraceable.items() if on_unknown == "error" else ():
             if name in trained and found[name] == operation:
                 module = trunk.get_submodule(name.rpartition(".")[0])
                 raise ValueError(
-                    f"{name} ({type(module).__name__}) goes into {operation}, where units can't be followed; leave={name!r} "
-                    "holds it whole after the first task, on_unknown='freeze' all such"
+                    f"{name} ({type(module).__name__}) is used by {operation}, which cannot be traced to units; "
+                    f"leave={name!r} freezes it entirely after the first task, on_unknown='freeze' does so for all such"
                 )
         return found
 
     @torch.no_grad()
     def _check(self, trunk: nn.Module, x: Tensor) -> None:
-        """A hole in the rules is found here, not after training: move all that random masks leave free, and compare."""
+        """Change all weights that random masks leave free; raise if the features change, so that no error stays hidden."""
         draw = generator(0, "check of units")
         for share in (0.5, 0.9) * (1 if len(self._unused) > LARGE else 4):
             gates = torch.rand(self.count, generator=draw) < share
-            held = self.spread(gates)
+            masks = self.weight_masks(gates)
             before = self._run(trunk, x, gates, {})
-            moved = {n: _noisy(t, held[n] == 0, draw) for n, t in trunk.named_parameters() if n in self.followed}
-            if torch.equal(before, self._run(trunk, x, gates, moved)) or not before.isfinite().all():
+            changed = {n: _noisy(t, masks[n] == 0, draw) for n, t in trunk.named_parameters() if n in self.traced}
+            if torch.equal(before, self._run(trunk, x, gates, changed)) or not before.isfinite().all():
                 continue
-            bad = [name for name in moved if not torch.equal(before, self._run(trunk, x, gates, {name: moved[name]}))]
+            bad = [name for name in changed if not torch.equal(before, self._run(trunk, x, gates, {name: changed[name]}))]
             raise ValueError(
-                f"the units of this trunk were not followed rightly: {', '.join(bad) or 'some weights'} matter to a task "
-                f"that does not use them; leave={','.join(bad)!r} holds them whole after the first task"
+                f"the trunk was not traced correctly: {', '.join(bad) or 'some weights'} influence a task that should not "
+                f"use them; leave={','.join(bad)!r} freezes them entirely after the first task"
             )
 
 
 def last_layer(model: nn.Module, example: Tensor) -> str:
-    """The name of the module whose units are the outputs of a classifier, in order."""
+    """Find the last layer of a classifier.
+
+    Args:
+        model: a module that maps a batch of inputs to logits.
+        example: one or more inputs.
+
+    Returns:
+        The name of the module whose units are the logits, in order. It raises a ValueError if there is none.
+    """
     units = Units(model, example)
-    firsts = [units.members(label) for label in units.features.tolist()]
-    for name, numbers in units.layers.items():
-        if firsts == [[unit] for unit in range(numbers.start, numbers.stop)] and name in dict(model.named_modules()):
+    outputs = [units.members(set_id) for set_id in units.features.tolist()]
+    for name, own in units.layers.items():
+        if outputs == [[unit] for unit in range(own.start, own.stop)] and name in dict(model.named_modules()):
             return name
-    raise ValueError("no layer's units are the outputs of this classifier; cut it by hand and give the rest as a trunk")
+    raise ValueError(
+        "no layer's units are the outputs of this classifier; remove its last layer yourself and pass the rest as a trunk"
+    )
 
 
 def _noisy(parameter: Tensor, where: Tensor, draw: torch.Generator) -> Tensor:
-    """With noise on some elements. It wants a gradient as before, by which torch chooses the kernels of some products."""
+    """Add noise to some elements. `requires_grad` stays, because torch chooses the kernels of some products by it."""
     noise = torch.randn(parameter.shape, generator=draw).to(parameter.dtype)
     return torch.where(where, parameter + noise, parameter).requires_grad_(parameter.requires_grad)
 
 
 def _unused(uses: list[Use], total: int) -> Tensor:
-    """1 for the elements of parameters that no layer used on the example: another input might, so they are always held."""
+    """Return 1 for elements that no layer used on the example: they are frozen, because another input might use them."""
     unused = torch.ones(total)
     for use in uses:
         if use.positions is None:
@@ -163,28 +219,32 @@ def _unused(uses: list[Use], total: int) -> Tensor:
     return unused
 
 
-def _members(sets: list[frozenset[int] | None]) -> Tensor:
-    """The units of every label, filled up with -1 (labels, most)."""
+def _padded(sets: list[frozenset[int] | None]) -> Tensor:
+    """Return the units of every dependency set, padded with -1: (sets, size of the largest)."""
     width = max(1, *(len(s or ()) for s in sets))
     return torch.tensor([[*sorted(s or ()), *[-1] * (width - len(s or ()))] for s in sets])
 
 
 class _NoLayers(TorchFunctionMode):
+    """While this mode is active, calling a layer is an error."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in LAYERS:
             raise ValueError(
-                "the trunk computes layers a second time on the way back (gradient checkpointing): not followed"
+                "the trunk computes layers again in the backward pass (gradient checkpointing), which cannot be traced"
             )
         return func(*args, **(kwargs or {}))
 
 
-def _no_recomputation(trunk: nn.Module, x: Tensor) -> None:
-    """Gates would be missing in what is computed again on the way back."""
+def _check_no_recomputation(trunk: nn.Module, x: Tensor) -> None:
+    """Raise if the backward pass computes layers again: there, the gates would not be applied."""
     with seeded(0, "units"), torch.enable_grad():
         out = trunk.train()(x)
         if not isinstance(out, Tensor):
-            raise ValueError(f"in training mode the trunk must give a tensor of features, not {type(out).__name__}")
+            raise ValueError(f"in training mode the trunk must return a tensor of features, not {type(out).__name__}")
         if out.requires_grad:
-            edge = torch.autograd.graph.get_gradient_edge(out)  # a mode is off in what it handles, and of a tensor it would
-            with _NoLayers():  # handle the whole way back
+            # From an edge, not from `out`: with a tensor, the mode would handle the whole backward pass as one call, and a
+            # mode is off within a call that it handles.
+            edge = torch.autograd.graph.get_gradient_edge(out)
+            with _NoLayers():
                 torch.autograd.backward(edge, torch.ones_like(out))

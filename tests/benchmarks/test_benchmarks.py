@@ -1,4 +1,4 @@
-"""Task sequences on the samples that ship with the package, and what happens without the full data."""
+"""Benchmarks on the samples that come with the package, and errors when the full data is missing or damaged."""
 
 import gc
 import math
@@ -14,7 +14,7 @@ from PIL import Image
 import hatrack.benchmarks
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.benchmarks.mixture import digits_and_clothes
-from hatrack.benchmarks.mnist import blocks, pmnist, pmnist_blocks, rmnist, rotation, smnist
+from hatrack.benchmarks.mnist import block_map, pmnist, pmnist_blocks, rmnist, rotation_map, smnist
 from hatrack.datasets.sources import load
 from hatrack.options import parameters
 
@@ -25,7 +25,7 @@ MEAN, STD = 0.1307, 0.3081  # MNIST in the HAT paper's code
 
 @pytest.fixture(scope="module")
 def arrays():
-    """The samples as they lie in their files."""
+    """Return the arrays in the files of the samples."""
     result = {}
     for name in ("mnist", "fashion-mnist"):
         with np.load(SAMPLES / f"{name}.npz") as file:
@@ -34,6 +34,7 @@ def arrays():
 
 
 def everything(split):
+    """Return all inputs of a split."""
     return split.inputs(torch.arange(len(split)))
 
 
@@ -47,7 +48,7 @@ def test_samples_are_balanced(arrays, name):
         assert (x.shape, x.dtype, y.dtype) == ((10 * count, 28, 28), np.uint8, np.uint8)
         assert np.bincount(y).tolist() == [count] * 10
         assert x.reshape(len(x), -1).max(1).min() > 50  # no image is empty
-        assert len(np.unique(x.reshape(len(x), -1), axis=0)) > 0.99 * len(x)  # nor the same as others
+        assert len(np.unique(x.reshape(len(x), -1), axis=0)) > 0.99 * len(x)  # nor a copy of another one
 
 
 def test_samples_are_small_and_have_their_licences():
@@ -124,11 +125,11 @@ def test_pmnist_without_normalisation(arrays):
 
 def test_fresh_permutations_differ_every_time():
     one, two = (pmnist(0, data="sample", tasks=3, first="plain", permutations="fresh") for _ in range(2))
-    assert torch.equal(one[0].test.transform.pixels, two[0].test.transform.pixels), "the plain task stays plain"
+    assert torch.equal(one[0].test.transform.pixels, two[0].test.transform.pixels), "the first task is not permuted"
     for a, b in zip(one[1:], two[1:], strict=True):
         assert not torch.equal(a.test.transform.pixels, b.test.transform.pixels)
         assert sorted(a.test.transform.pixels.flatten().tolist()) == list(range(784))
-        assert torch.equal(a.train.rows, b.train.rows), "all else is the seed's"
+        assert torch.equal(a.train.rows, b.train.rows), "everything else depends on the seed alone"
 
 
 @pytest.mark.parametrize("sequence", [pmnist, smnist])
@@ -144,11 +145,11 @@ def test_validation_on_the_training_set(sequence):
 def test_whole_blocks_move():
     image = torch.arange(784).reshape(28, 28)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(0))
-    moved = image.flatten()[blocks(order, 28)].reshape(28, 28)
-    for place, block in enumerate(order.tolist()):
-        (row, column), (from_row, from_column) = (tuple(7 * k for k in divmod(number, 4)) for number in (place, block))
-        there = image[from_row : from_row + 7, from_column : from_column + 7]
-        assert torch.equal(moved[row : row + 7, column : column + 7], there)
+    moved = image.flatten()[block_map(order, 28)].reshape(28, 28)
+    for target, block in enumerate(order.tolist()):
+        (row, column), (from_row, from_column) = (tuple(7 * k for k in divmod(number, 4)) for number in (target, block))
+        expected = image[from_row : from_row + 7, from_column : from_column + 7]
+        assert torch.equal(moved[row : row + 7, column : column + 7], expected)
 
 
 def test_pmnist_blocks(arrays):
@@ -171,33 +172,33 @@ def test_pmnist_blocks(arrays):
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 4, -1])
 @pytest.mark.parametrize("size", [28, 5])
-def test_right_angles_turn_anticlockwise(turns, size):
+def test_right_angles_rotate_anticlockwise(turns, size):
     image = torch.arange(size * size).reshape(size, size)
-    turned = image.flatten()[rotation(90.0 * turns, size)].reshape(size, size)
+    turned = image.flatten()[rotation_map(90.0 * turns, size)].reshape(size, size)
     assert torch.equal(turned, torch.rot90(image, turns))  # as torchvision's rotate, positive is anticlockwise
 
 
 @pytest.mark.parametrize("degrees", [-7.3, 12.5, 33.7, 101.1])
-def test_a_rotation_takes_the_nearest_pixel(degrees):
+def test_a_rotation_uses_the_nearest_pixel(degrees):
     size = 28
     c, cos, sin = (size - 1) / 2, math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     expected = []
     for row in range(size):
         for column in range(size):
-            right, up = column - c, c - row  # with y upwards; the source lies where turning back by `degrees` leads
+            right, up = column - c, c - row  # with y upwards; rotating back by `degrees` gives the source
             x, y = cos * right + sin * up, cos * up - sin * right
             column_, row_ = math.floor(x + c + 0.5), math.floor(c - y + 0.5)
             inside = 0 <= row_ < size and 0 <= column_ < size
             expected.append(row_ * size + column_ if inside else -1)
-    assert rotation(degrees, size).tolist() == expected
+    assert rotation_map(degrees, size).tolist() == expected
     assert -1 in expected
 
 
 @pytest.mark.parametrize("degrees", [-7.3, 33.7, 101.1])
-def test_a_rotation_is_pillows(degrees):
+def test_a_rotation_equals_pillows(degrees):
     # torchvision's rotate of 004 calls this for images
     image = np.random.RandomState(0).randint(1, 256, (28, 28)).astype(np.uint8)
-    pixels = rotation(degrees, 28).numpy()
+    pixels = rotation_map(degrees, 28).numpy()
     turned = np.where(pixels < 0, 0, image.flatten()[pixels]).reshape(28, 28)
     np.testing.assert_array_equal(turned, np.asarray(Image.fromarray(image).rotate(degrees, Image.Resampling.NEAREST)))
 
@@ -218,14 +219,14 @@ def test_rmnist_angles(step):
     assert max(angles) > 0.9 * step
 
 
-def test_rmnist_shows_turned_digits(arrays):
+def test_rmnist_rotates_the_digits(arrays):
     task = rmnist(0, data="sample", tasks=8)[7]
     angle = 7 * 10 - np.random.RandomState(0).uniform(0, 10, 8)[7]
     seen = everything(task.test)[:20, 0].numpy()
     for n in range(20):
         turned = np.asarray(Image.fromarray(arrays["mnist"]["x_test"][n]).rotate(angle, Image.Resampling.NEAREST))
         different = np.abs(seen[n] - turned / 255) > 1e-4
-        assert different.sum() <= 3  # Pillow's fixed-point arithmetic may take the other pixel at a tie
+        assert different.sum() <= 3  # at a tie, Pillow's fixed-point arithmetic may choose the other pixel
     assert len({t.train.x.data_ptr() for t in rmnist(0, data="sample", tasks=3)}) == 1
 
 
@@ -274,7 +275,7 @@ def test_digits_and_clothes_alternate(arrays):
 
 
 def test_normalisation_fits_the_data(arrays):
-    # the constants are of the complete sets; the samples are a fair part of them
+    # the constants belong to the complete sets, of which the samples are a random part
     for name, mean, std in (("mnist", MEAN, STD), ("fashion-mnist", 0.2860, 0.3530)):
         x = arrays[name]["x_train"] / 255
         assert x.mean() == pytest.approx(mean, abs=0.01)
@@ -303,7 +304,7 @@ def test_options_out_of_range(sequence, options, message):
         sequence(0, **{"data": "sample", **options})
 
 
-# Data that is missing or broken
+# Data that is missing or damaged
 
 
 @pytest.fixture
@@ -313,14 +314,14 @@ def folder(tmp_path, monkeypatch):
 
 
 def small(**changes):
-    """A whole data set in ten images of every class, with changes."""
+    """Return a small MNIST with ten training images of every class, with changes."""
     y = np.arange(100, dtype=np.uint8) % 10
     x = np.random.RandomState(0).randint(0, 256, (100, 28, 28)).astype(np.uint8)
     return {"x_train": x, "y_train": y, "x_test": x[:50], "y_test": y[:50], **changes}
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_missing_data_says_what_to_do(folder, name):
+def test_the_error_for_missing_data_names_the_remedies(folder, name):
     with pytest.raises(FileNotFoundError) as error:
         BENCHMARKS[name](0)
     text = str(error.value)
@@ -341,11 +342,12 @@ def test_full_data_is_read_from_the_folder(folder):
     task = pmnist(0, tasks=1, first="plain")[0]
     np.testing.assert_allclose(everything(task.test)[:, 0], (small()["x_test"] / 255 - MEAN) / STD, atol=1e-5)
     changed = small(x_test=np.zeros((50, 28, 28), np.uint8))
-    np.savez(folder / "mnist.npz", **changed)  # another file of that name is read anew
+    np.savez(folder / "mnist.npz", **changed)  # the cache notices that the file was replaced
     assert everything(pmnist(0, tasks=1)[0].test).unique().numel() == 1
 
 
 def assert_refused(folder, *words):
+    """Check that pmnist refuses the file with an error that names the file and contains these words."""
     with pytest.raises(ValueError, match=r"mnist\.npz") as error:
         pmnist(0)
     assert str(folder) in str(error.value)
@@ -354,16 +356,16 @@ def assert_refused(folder, *words):
 
 
 @pytest.mark.parametrize("content", [b"", b"not a data file", b"PK\x03\x04 and no more"])
-def test_broken_files(folder, content):
+def test_damaged_files(folder, content):
     (folder / "mnist.npz").write_bytes(content)
     assert_refused(folder)
 
 
-@pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
-def test_a_file_that_was_cut_or_damaged(folder, place):
+@pytest.mark.parametrize("position", [0.1, 0.5, 0.9])
+def test_a_file_that_is_truncated_or_damaged(folder, position):
     path = folder / "mnist.npz"
     whole = (SAMPLES / "mnist.npz").read_bytes()
-    at = int(place * len(whole))
+    at = int(position * len(whole))
     path.write_bytes(whole[:at])
     assert_refused(folder)
     path.write_bytes(whole[:at] + b"\xff" * 64 + whole[at + 64 :])
@@ -372,14 +374,14 @@ def test_a_file_that_was_cut_or_damaged(folder, place):
 
 def test_a_file_that_cannot_be_decompressed(folder):
     whole = bytearray((SAMPLES / "mnist.npz").read_bytes())
-    # a local header of a zip file: 30 bytes, of which 26-27 and 28-29 say how long the name and what follows it are
+    # a local header of a zip file has 30 bytes; bytes 26-27 and 28-29 are the lengths of the name and the extra field
     data = 30 + int.from_bytes(whole[26:28], "little") + int.from_bytes(whole[28:30], "little")
     whole[data] = 0xFF  # no such kind of compressed block
     (folder / "mnist.npz").write_bytes(whole)
     assert_refused(folder)
 
 
-def test_a_broken_file_is_closed(folder):
+def test_a_damaged_file_is_closed(folder):
     (folder / "mnist.npz").write_bytes(b"PK\x03\x04 and no more")
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -395,6 +397,8 @@ def test_a_single_array_instead_of_an_archive(folder):
 
 
 class Trap:
+    """An object whose pickle fails the test when it is read."""
+
     def __reduce__(self):
         return (pytest.fail, ("something was unpickled",))
 

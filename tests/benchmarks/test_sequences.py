@@ -1,4 +1,4 @@
-"""The papers' task sequences on made-up data sets of the right kinds: orders, label groups, what the network sees."""
+"""The papers' benchmarks on random data of the right shapes: orders, groups of labels, inputs of the network."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from hatrack import Record, Regime, Run, run
 from hatrack.__main__ import main
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.benchmarks.cifar import cifar, cifar10_5, cifar100_5, cifar100_20
-from hatrack.benchmarks.mixture import Norm, in_colour, measured, mixture, mixture_open
+from hatrack.benchmarks.mixture import Norm, colour_transform, measure_norm, mixture, mixture_open
 from hatrack.benchmarks.mnist import pmnist
 from hatrack.datasets import sources
 from hatrack.datasets.sources import Source
@@ -34,7 +34,7 @@ KINDS = {  # classes, raw shape, training and test images per class
     "caltech101": (101, COLOUR, 3, 2),
 }
 CIFAR = ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255))
-NORMS = {  # mean and standard deviation in the code of 001; of the last two, measured
+NORMS = {  # mean and standard deviation in the code of 001; those of the last two were measured
     "cifar10": CIFAR,
     "cifar100": CIFAR,
     "mnist": (0.1, 0.2752),
@@ -71,7 +71,8 @@ FIRST = {  # the first task in 001's experiments on compression, by seed
 COLOURED = ["cifar", "cifar10-5", "cifar100-5", "cifar100-20", "mixture", "mixture-open"]
 
 
-def made_up(name: str) -> Source:
+def random_set(name: str) -> Source:
+    """Return random images with the classes and the shape of a set."""
     classes, shape, *counts = KINDS[name]
     draw = np.random.RandomState(len(name) + classes)
     parts = []
@@ -84,23 +85,24 @@ def made_up(name: str) -> Source:
 
 @pytest.fixture(scope="module")
 def sets():
-    return {name: made_up(name) for name in KINDS}
+    return {name: random_set(name) for name in KINDS}
 
 
 @pytest.fixture
-def world(sets, monkeypatch):
-    """Every data set is there, made up."""
+def random_sets(sets, monkeypatch):
+    """Replace all data sets by random ones."""
     monkeypatch.setattr(sources, "load", lambda name, data="full": sets[name])
     monkeypatch.setattr(sources, "require", lambda *names, data="full": None)
     return sets
 
 
 def everything(split):
+    """Return all inputs of a split."""
     return split.inputs(torch.arange(len(split)))
 
 
-def seen(name, images):
-    """Images as 001's code shows them to the network, written with other functions."""
+def expected_inputs(name, images):
+    """Return the network's inputs as in 001's code, computed with other functions."""
     mean, std = (torch.as_tensor(v, dtype=torch.float32).reshape(1, -1, 1, 1) for v in NORMS[name])
     if images.shape[1:] == GRAY:
         images = F.pad(images, (2, 2, 2, 2)).expand(-1, 3, -1, -1)
@@ -111,19 +113,19 @@ def seen(name, images):
 
 
 @pytest.mark.parametrize("line", ORDERS.split("\n")[1:-1])
-def test_the_published_orders(world, line):
+def test_the_published_orders(random_sets, line):
     seed, *names = line.split()
     assert [task.name for task in mixture(int(seed))] == names
     open_names = [{"svhn": "emnist-letters", "facescrub": "caltech101"}.get(name, name) for name in names]
     assert [task.name for task in mixture_open(int(seed))] == open_names
 
 
-def test_the_first_tasks_of_the_compression_experiments(world):
+def test_the_first_tasks_of_the_compression_experiments(random_sets):
     assert {seed: mixture(seed)[0].name for seed in FIRST} == FIRST
 
 
 @pytest.mark.parametrize("sequence", [mixture, mixture_open])
-def test_every_set_is_a_task(world, sequence):
+def test_every_set_is_a_task(random_sets, sequence):
     tasks = sequence(4)
     assert sum(task.classes for task in tasks) == {mixture: 293, mixture_open: 310}[sequence]
     for k, task in enumerate(tasks):
@@ -133,37 +135,37 @@ def test_every_set_is_a_task(world, sequence):
         order = np.arange(classes * train)
         np.random.RandomState(4).shuffle(order)
         held = int(0.15 * len(order))
-        assert task.valid.rows.tolist() == order[:held].tolist(), "as 001's code draws it"
+        assert task.valid.rows.tolist() == order[:held].tolist(), "as in 001's code"
         assert task.train.rows.tolist() == order[held:].tolist()
 
 
 @pytest.mark.parametrize("sequence", [mixture, mixture_open])
-def test_what_the_network_sees_of_every_set(world, sequence):
+def test_the_inputs_of_every_set(random_sets, sequence):
     for task in sequence(0):
-        source = world[task.name]
-        torch.testing.assert_close(everything(task.test), seen(task.name, source.test[0]), atol=1e-5, rtol=0)
+        source = random_sets[task.name]
+        torch.testing.assert_close(everything(task.test), expected_inputs(task.name, source.test[0]), atol=1e-5, rtol=0)
         assert torch.equal(task.test.y, source.test[1])
         images = source.train[0][task.train.rows]
-        torch.testing.assert_close(everything(task.train), seen(task.name, images), atol=1e-5, rtol=0)
+        torch.testing.assert_close(everything(task.train), expected_inputs(task.name, images), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", COLOURED)
-def test_no_image_is_copied(world, name):
-    places = {part[0].data_ptr() for source in world.values() for part in (source.train, source.test)}
+def test_no_image_is_copied(random_sets, name):
+    places = {part[0].data_ptr() for source in random_sets.values() for part in (source.train, source.test)}
     for task in BENCHMARKS[name](0):
         for split in (task.train, task.valid, task.test):
             assert split.x.data_ptr() in places
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 28, 28), (1, 32, 32), (1, 20, 30), COLOUR])
-def test_small_and_gray_images_in_a_frame(shape):
+def test_small_and_gray_images_get_a_border(shape):
     x = torch.randint(0, 256, (5, *shape), dtype=torch.uint8)
     high, wide = (32 - shape[1]) // 2, (32 - shape[2]) // 2
     expected = F.pad(x, (wide, wide, high, high)).expand(-1, 3, -1, -1) / 255
-    torch.testing.assert_close(in_colour(shape, Norm(0.0, 1.0))(x), expected)
+    torch.testing.assert_close(colour_transform(shape, Norm(0.0, 1.0))(x), expected)
 
 
-def test_tasks_of_all_kinds_joined(world):
+def test_tasks_of_all_kinds_joined(random_sets):
     tasks = mixture_open(0)
     whole, first = Split.join([task.train for task in tasks]), 0
     for task in tasks:
@@ -173,10 +175,10 @@ def test_tasks_of_all_kinds_joined(world):
 
 
 @pytest.mark.parametrize("name", ["emnist-letters", "caltech101"])
-def test_measured_normalisation(world, name):
-    x = world[name].train[0].double() / 255
+def test_measured_normalisation(random_sets, name):
+    x = random_sets[name].train[0].double() / 255
     x = F.pad(x, (2, 2, 2, 2)).expand(-1, 3, -1, -1) if x.shape[1] == 1 else x
-    mean, std = measured(name)
+    mean, std = measure_norm(name)
     np.testing.assert_allclose(mean, x.mean((0, 2, 3)), rtol=1e-6)
     np.testing.assert_allclose(std, x.std((0, 2, 3), correction=0), rtol=1e-6)
 
@@ -185,12 +187,12 @@ def test_measured_normalisation(world, name):
 
 
 def groups(tasks):
-    """The data set and labels that the names of tasks speak of."""
+    """Return the data set and labels in the names of tasks."""
     return [(t.name.split()[0], *map(int, t.name.split()[1].split("-"))) for t in tasks]
 
 
 def assert_label_group(source, task, labels, mean, std):
-    """The images of these classes, in the order they lie, with labels from 0."""
+    """Check that a task has the images of these classes, in their order in the set, with labels from 0."""
     assert task.classes == len(labels)
     x, y = source.test
     keep = [n for n, label in enumerate(y.tolist()) if label in labels]
@@ -203,47 +205,47 @@ def assert_label_group(source, task, labels, mean, std):
     assert len(task.train) + len(task.valid) == 20 * len(labels)
 
 
-def test_cifar_order_and_groups(world):
+def test_cifar_order_and_groups(random_sets):
     parts = [("cifar10", 2 * k, 2 * k + 1) for k in range(5)] + [("cifar100", 20 * k, 20 * k + 19) for k in range(5)]
     tasks = cifar(0)
     assert groups(tasks) == [parts[k] for k in [2, 8, 4, 9, 1, 6, 7, 3, 0, 5]]
     assert {tuple(groups(cifar(seed))) for seed in range(5)} != {tuple(groups(tasks))}
     for task, (name, low, high) in zip(tasks, groups(tasks), strict=True):
-        assert_label_group(world[name], task, list(range(low, high + 1)), *CIFAR)
+        assert_label_group(random_sets[name], task, list(range(low, high + 1)), *CIFAR)
         assert len(task.valid) == int(0.15 * 20 * task.classes)
     assert [len(t.valid) for t in cifar(0, valid=0.1)] == [2 * t.classes for t in tasks]
 
 
 @pytest.mark.parametrize(("sequence", "name", "each"), [(cifar10_5, "cifar10", 2), (cifar100_5, "cifar100", 20)])
-def test_cifar_in_five_tasks(world, sequence, name, each):
+def test_cifar_in_five_tasks(random_sets, sequence, name, each):
     for seed in (0, 1):
         tasks = sequence(seed)
         assert groups(tasks) == [(name, each * k, each * k + each - 1) for k in range(5)]
         for k, task in enumerate(tasks):
-            assert_label_group(world[name], task, list(range(each * k, each * k + each)), *CIFAR)
+            assert_label_group(random_sets[name], task, list(range(each * k, each * k + each)), *CIFAR)
             assert len(task.valid) == int(0.15 * 20 * each)
 
 
-def test_cifar100_in_twenty_tasks(world):
+def test_cifar100_in_twenty_tasks(random_sets):
     tasks = cifar100_20(3)
     assert groups(tasks) == [("cifar100", 5 * k, 5 * k + 4) for k in range(20)]
     for k, task in enumerate(tasks):
-        assert_label_group(world["cifar100"], task, list(range(5 * k, 5 * k + 5)), 0.0, 1.0)
+        assert_label_group(random_sets["cifar100"], task, list(range(5 * k, 5 * k + 5)), 0.0, 1.0)
         assert len(task.valid) == 0
 
 
-def test_cifar100_in_twenty_tasks_of_random_classes(world):
+def test_cifar100_in_twenty_tasks_of_random_classes(random_sets):
     tasks = cifar100_20(3, labels="random")
     drawn = [list(map(int, task.name.split()[1].split(","))) for task in tasks]
     assert sorted(label for labels in drawn for label in labels) == list(range(100))
     for task, labels in zip(tasks, drawn, strict=True):
-        assert_label_group(world["cifar100"], task, labels, 0.0, 1.0)
+        assert_label_group(random_sets["cifar100"], task, labels, 0.0, 1.0)
     assert [t.name for t in cifar100_20(3, labels="random")] == [t.name for t in tasks]
     assert [t.name for t in cifar100_20(4, labels="random")] != [t.name for t in tasks]
 
 
 @pytest.mark.parametrize("name", COLOURED)
-def test_every_sequence_in_colour(world, name):
+def test_every_sequence_in_colour(random_sets, name):
     tasks, again = BENCHMARKS[name](3), BENCHMARKS[name](3)
     assert [t.index for t in tasks] == list(range(len(tasks)))
     for task, same in zip(tasks, again, strict=True):
@@ -260,7 +262,7 @@ def test_every_sequence_in_colour(world, name):
 
 
 def missing(sequence):
-    """The data sets that the error speaks of when this sequence is made."""
+    """Return the data sets that the error of this benchmark names."""
     with pytest.raises(FileNotFoundError) as error:
         sequence(0)
     assert "\n" not in str(error.value)
@@ -295,7 +297,7 @@ def test_the_mixture_names_exactly_the_sets_that_are_missing(tmp_path, monkeypat
     assert missing(mixture) == {"svhn", "facescrub"}
 
 
-def test_ten_tasks_take_the_memory_of_one(monkeypatch):
+def test_ten_tasks_need_the_memory_of_one(monkeypatch):
     parts = [(torch.zeros(n, 1, 28, 28, dtype=torch.uint8), torch.arange(n) % 10) for n in (60_000, 10_000)]
     monkeypatch.setattr(sources, "load", lambda name, data: Source(10, *parts))
     began = time.perf_counter()
@@ -309,13 +311,13 @@ def test_ten_tasks_take_the_memory_of_one(monkeypatch):
 # The network of a benchmark
 
 
-def test_every_benchmark_has_a_network_of_its_own(world):
+def test_every_benchmark_names_a_network(random_sets):
     networks = {name: entry.network for name, entry in BENCHMARKS.entries.items()}
     assert set(networks.values()) <= NETWORKS.keys()
     assert {name for name, network in networks.items() if network == "alexnet"} == set(COLOURED)
 
 
-def test_a_run_holds_the_name_of_the_network_it_takes():
+def test_a_run_records_the_network_of_its_benchmark():
     assert Run("cifar", "sgd").network == Run("cifar", "sgd").spec["network"] == "alexnet"
     assert Run("pmnist", "sgd").network == "mlp"
     assert Run("cifar", "sgd").name == Run("cifar", "sgd", network="alexnet").name
@@ -327,12 +329,12 @@ def test_a_run_holds_the_name_of_the_network_it_takes():
 def test_the_command_line_shows_the_options_of_that_network(capsys):
     for words, shown, hidden in ((["cifar"], "--early-dropout", "--widths"), (["smnist"], "--widths", "--early-dropout")):
         assert main(["run", *words, "sgd", "--help"]) == 0
-        said = capsys.readouterr().out
-        assert shown in said
-        assert hidden not in said
+        output = capsys.readouterr().out
+        assert shown in output
+        assert hidden not in output
 
 
-def test_a_run_of_a_mixture(world, tmp_path):
+def test_a_run_of_a_mixture(random_sets, tmp_path):
     spec = Run("mixture", "sgd", network="mlp", network_options={"widths": (8,)}, regime=Regime(epochs=1))
     record = run(spec, tmp_path)
     assert [task["name"] for task in record.tasks] == ORDERS.split("\n")[1].split()[1:]
@@ -345,7 +347,7 @@ def test_a_run_of_a_mixture(world, tmp_path):
 # hatrack list BENCHMARK
 
 
-def test_list_shows_the_tasks(world, capsys, monkeypatch):
+def test_list_shows_the_tasks(random_sets, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["list", "cifar", "--seed", "0"]) == 0
     shown = capsys.readouterr().out
@@ -368,7 +370,7 @@ def test_list_without_data_still_shows_the_options(capsys):
     assert main(["list", "mixture"]) == 0
     shown = capsys.readouterr()
     assert "--valid" in shown.out
-    assert re.search("^The tasks can't be shown: .*svhn.*facescrub", shown.out, re.MULTILINE)
+    assert re.search("^.*svhn.*facescrub", shown.out, re.MULTILINE)
     assert shown.err == ""
     assert main(["list", "mixture", "--seed", "0"]) == 2
     shown = capsys.readouterr()
@@ -377,7 +379,7 @@ def test_list_without_data_still_shows_the_options(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["hat", "--seed", "0"], "--seed and --data need the name of a benchmark, not 'hat'"),
         (["--data", "sample"], "--seed and --data need the name of a benchmark, not ''"),
@@ -387,8 +389,8 @@ def test_list_without_data_still_shows_the_options(capsys):
         (["pmnist", "--seed", "-1"], "--seed"),
     ],
 )
-def test_a_listing_that_makes_no_sense(words, said, capsys):
+def test_invalid_arguments_of_list(words, expected, capsys):
     assert main(["list", *words]) == 2
     shown = capsys.readouterr()
-    assert said in shown.err
+    assert expected in shown.err
     assert shown.err.count("\n") == 1

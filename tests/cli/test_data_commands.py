@@ -121,10 +121,10 @@ def test_get(run, refused, digits, site, monkeypatch):
     assert run("get", "mnist") == "mnist: 20 + 10 images\n"
     assert run("get", "mnist") == "mnist: already there\n"
     assert_same(load("mnist"), digits)
-    asked = site.asked.total()
+    requests = site.requests.total()
     refused("get", "mnist", "cifar", says=["no data set 'cifar'", "cifar10"])
     refused("get", "facescrub", says=["import FOLDER --name facescrub"])
-    assert site.asked.total() == asked
+    assert site.requests.total() == requests
     monkeypatch.setenv("HATRACK_MIRROR", site.address)
     shown = refused(
         "get", "all", says=["could not download cifar-10-binary.tar.gz", "could not download caltech-101.zip", "404"]
@@ -145,8 +145,8 @@ def test_import_a_folder_of_npz_files(run, folder, tmp_path):
     for name, data in sets.items():
         assert f"{name}: " in shown
         assert_same(load(name), data)
-    assert "svhn-part.npz: passed over, it is only a small part of svhn" in shown
-    assert "cifar-10.npz: passed over, no data set 'cifar-10'; did you mean 'cifar10'" in shown
+    assert "svhn-part.npz: skipped, it is only a small part of svhn" in shown
+    assert "cifar-10.npz: skipped, no data set 'cifar-10'; did you mean 'cifar10'" in shown
     assert sorted(p.stem for p in folder.glob("*.npz")) == ["cifar100", "emnist-letters", "mnist"]
     before = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.npz")}
     assert run("import", tmp_path / "in").count("already there") == 3

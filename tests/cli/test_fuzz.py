@@ -21,7 +21,7 @@ from PIL import Image
 import hatrack
 from hatrack import Record
 from hatrack.datasets import cache
-from hatrack.datasets.archives import decode
+from hatrack.datasets.archives import read_published
 from hatrack.datasets.catalog import SETS
 from hatrack.experiments.record import name_of, sign
 from hatrack.networks.mlp import mlp
@@ -170,7 +170,7 @@ def all_states(draw: random.Random, path: Path) -> str:
 
 
 def words_of(draw: random.Random, path: Path) -> str:
-    return mutations.change_words(draw, path)
+    return mutations.change_contents(draw, path)
 
 
 def stopped_again(root: Path) -> None:
@@ -244,7 +244,7 @@ def imported(name: str, build: Callable[[], dict[str, bytes]], checked: bool) ->
             whole.mkdir()
             for file, data in build().items():
                 (whole / file).write_bytes(data)
-            assert cache.digest(cache.read(root / "data" / f"{name}.npz", name)) == cache.digest(decode(name, whole))
+            assert cache.digest(cache.read(root / "data" / f"{name}.npz", name)) == cache.digest(read_published(name, whole))
 
     return check
 
@@ -257,7 +257,7 @@ def images_for(name: str) -> Callable[[], dict[str, bytes]]:
         count = 2 * spec.classes
         if name == "notmnist":
             return archives.notmnist(archives.images(count, spec.shape), np.arange(count) % spec.classes)
-        photo = archives.picture(archives.images(1, (12, 10, 3))[0], "JPEG")
+        photo = archives.encode_image(archives.images(1, (12, 10, 3))[0], "JPEG")
         return archives.caltech({(f"class {k % spec.classes:03}", f"{k}.jpg"): photo for k in range(count)})
 
     return build

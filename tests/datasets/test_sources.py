@@ -1,9 +1,10 @@
-"""Data sets: the table, the data folder, downloads from a local server in every published format, and their failures."""
+"""Data sets: the catalogue, the data folder, downloads of every published format from a local server, and failures."""
 
 import errno
 import io
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -21,26 +22,26 @@ import torch
 from numpy.lib import format as npy
 from PIL import Image
 
-from hatrack.datasets import archives as decode
-from hatrack.datasets import cache, images, matfile
-from hatrack.datasets import download as fetch
+from hatrack.datasets import cache, download, images, matfile
+from hatrack.datasets.archives import READERS
 from hatrack.datasets.catalog import SETS
+from hatrack.datasets.idx import read_idx
 from hatrack.datasets.sources import load, read_arrays, require
 from tests.helpers import archives
 from tests.helpers.publishing import assert_same
 
 
-def hidden(folder):
-    """Files that should not be left behind."""
+def temporary_files(folder):
+    """Return the names of temporary files, which must not be left behind."""
     return [p.name for p in folder.rglob("*") if p.is_file() and p.suffix not in (".npz", ".json", ".lock")]
 
 
-# The table
+# The catalogue
 
 
-def test_the_table_is_complete():
+def test_the_catalogue_is_complete():
     assert len(SETS) == 10
-    assert set(decode.DECODERS) == {name for name, spec in SETS.items() if spec.files} == set(SETS) - {"facescrub"}
+    assert set(READERS) == {name for name, spec in SETS.items() if spec.files} == set(SETS) - {"facescrub"}
     for spec in SETS.values():
         assert spec.shape in ((28, 28), (32, 32, 3))
         for file in spec.files:
@@ -70,18 +71,18 @@ def test_download_and_load(folder, publish, name, pack):
     data = archives.arrays(name)
     classes = SETS[name].classes
     publish(name, pack(data), 2 * classes, classes)
-    note = fetch.get(name)
+    note = download.get(name)
     assert (note.train, note.test) == (2 * classes, classes)
     assert load(name).classes == classes
     assert_same(load(name), data)
     assert sorted(p.name for p in folder.glob("[!.]*")) == [f"{name}.json", f"{name}.npz"]
-    assert hidden(folder) == []
+    assert temporary_files(folder) == []
 
 
-def test_gtsrb_is_in_the_order_of_its_tables(folder, publish):
+def test_gtsrb_has_the_order_of_its_tables(folder, publish):
     data = archives.arrays("gtsrb")
     publish("gtsrb", archives.gtsrb(data), 86, 43)
-    fetch.get("gtsrb")
+    download.get("gtsrb")
     order = np.argsort(data["y_train"], kind="stable")  # class by class
     assert_same(load("gtsrb"), data | {"x_train": data["x_train"][order], "y_train": data["y_train"][order]})
 
@@ -91,15 +92,15 @@ def test_gtsrb_frames_are_resized_whole(folder, publish):
     frame = archives.images(1, (41, 27, 3))[0]
     data["x_train"] = [frame, *data["x_train"][1:]]
     publish("gtsrb", archives.gtsrb(data), 86, 43)
-    fetch.get("gtsrb")
+    download.get("gtsrb")
     expected = np.asarray(Image.fromarray(frame).resize((32, 32), Image.Resampling.BILINEAR))
     np.testing.assert_array_equal(load("gtsrb").train[0][0], expected.transpose(2, 0, 1))
 
 
-def test_notmnist_is_split_by_class_and_its_empty_files_are_passed_over(folder, publish):
+def test_notmnist_is_split_by_class_and_its_empty_files_are_skipped(folder, publish):
     x, y = archives.images(100, (28, 28)), np.arange(100, dtype=np.uint8) % 10
     publish("notmnist", archives.notmnist(x, y), 90, 10)
-    fetch.get("notmnist")
+    download.get("notmnist")
     first = load("notmnist")
     assert torch.bincount(first.train[1]).tolist() == [9] * 10
     assert torch.bincount(first.test[1]).tolist() == [1] * 10
@@ -107,7 +108,7 @@ def test_notmnist_is_split_by_class_and_its_empty_files_are_passed_over(folder, 
     seen = [(i.numpy().tobytes(), int(c)) for part in (first.train, first.test) for i, c in zip(*part, strict=True)]
     assert dict(seen) == label
     (folder / "notmnist.npz").unlink()
-    fetch.get("notmnist")
+    download.get("notmnist")
     assert torch.equal(load("notmnist").test[0], first.test[0])  # the same split every time
 
 
@@ -115,12 +116,12 @@ def test_an_unreadable_image_in_an_archive_is_named(folder, publish):
     files = archives.notmnist(archives.images(10, (28, 28)), np.arange(10))
     inside = {
         "notMNIST_small/C/bad.png": b"not an image",
-        **{f"notMNIST_small/{c}/1.png": archives.picture(archives.images(1, (28, 28))[0], "PNG") for c in "ABCDEFGHIJ"},
+        **{f"notMNIST_small/{c}/1.png": archives.encode_image(archives.images(1, (28, 28))[0], "PNG") for c in "ABCDEFGHIJ"},
     }
     files["notMNIST_small.tar.gz"] = archives.tarred(inside)
     publish("notmnist", files, 10, 1)
     with pytest.raises(ValueError, match=r"notmnist.*notMNIST_small/C/bad\.png is not a readable image"):
-        fetch.get("notmnist")
+        download.get("notmnist")
     assert not (folder / "notmnist.npz").exists()
 
 
@@ -130,9 +131,9 @@ def test_caltech_is_resized_split_and_without_the_background(folder, publish):
     for k, name in enumerate(reversed(names)):
         for n in range(5):
             shape = (40, 30) if n == 0 else (30, 50, 3)  # some are gray
-            photos[name, f"image_{n:04}.jpg"] = archives.picture(archives.images(1, shape, 5 * k + n)[0], "JPEG")
+            photos[name, f"image_{n:04}.jpg"] = archives.encode_image(archives.images(1, shape, 5 * k + n)[0], "JPEG")
     publish("caltech101", archives.caltech(photos), 404, 101)
-    fetch.get("caltech101")
+    download.get("caltech101")
     source = load("caltech101")
     assert torch.bincount(source.train[1]).tolist() == [4] * 101
     expected = {}
@@ -155,36 +156,37 @@ def test_splits_have_the_published_sizes():
 
 def test_archives_write_nothing(folder, publish, tmp_path):
     x = archives.images(20, (28, 28))
-    inside = {f"notMNIST_small/{'ABCDEFGHIJ'[k % 10]}/{k}.png": archives.picture(i, "PNG") for k, i in enumerate(x)}
+    inside = {f"notMNIST_small/{'ABCDEFGHIJ'[k % 10]}/{k}.png": archives.encode_image(i, "PNG") for k, i in enumerate(x)}
     link = tarfile.TarInfo("notMNIST_small/A/link.png")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
     contents = archives.tarred({"../../../evil.txt": b"x", str(tmp_path / "evil.txt"): b"x", **inside}, [link])
     publish("notmnist", {"notMNIST_small.tar.gz": contents}, 10, 10)
-    fetch.get("notmnist")
+    download.get("notmnist")
     assert not list(tmp_path.rglob("evil*"))
     assert len(load("notmnist").train[1]) == 10
 
 
-# What headers claim
+# Headers that claim too much
 
 
-def broken_idx(count):
+def idx_file(count):
+    """Return an idx file with three images whose header claims `count` images."""
     return io.BytesIO(struct.pack(">BBBB3I", 0, 0, 8, 3, count, 28, 28) + bytes(28 * 28 * 3))
 
 
 def test_an_idx_file_that_claims_too_much():
-    assert decode.idx(broken_idx(3), "images", (28, 28), 10).shape == (3, 28, 28)
+    assert read_idx(idx_file(3), "images", (28, 28), 10).shape == (3, 28, 28)
     tracemalloc.start()
     with pytest.raises(ValueError, match="4000000000"):
-        decode.idx(broken_idx(4_000_000_000), "images", (28, 28), 100_000)
+        read_idx(idx_file(4_000_000_000), "images", (28, 28), 100_000)
     assert tracemalloc.get_traced_memory()[1] < 1e6
     tracemalloc.stop()
-    with pytest.raises(ValueError, match="ends after"):
-        decode.idx(broken_idx(4), "images", (28, 28), 10)
-    with pytest.raises(ValueError, match="more data"):
-        decode.idx(broken_idx(2), "images", (28, 28), 10)
+    with pytest.raises(ValueError, match=r"ends after 2,352 of 3,136 bytes"):
+        read_idx(idx_file(4), "images", (28, 28), 10)
+    with pytest.raises(ValueError, match="more data than the 1,568 bytes"):
+        read_idx(idx_file(2), "images", (28, 28), 10)
     with pytest.raises(ValueError, match="not an idx file"):
-        decode.idx(io.BytesIO(b"\0\0\x0d\3"), "images", (28, 28), 10)
+        read_idx(io.BytesIO(b"\0\0\x0d\3"), "images", (28, 28), 10)
 
 
 def test_a_mat_file_that_claims_too_much(tmp_path):
@@ -194,9 +196,9 @@ def test_a_mat_file_that_claims_too_much(tmp_path):
     path.write_bytes(head + archives.matrix("other", x, 9) + archives.matrix("X", x, 9))
     assert matfile.read(path, ("X",), 100)["X"].shape == (4, 5)
     for contents, message in (
-        (archives.matrix("X", x, 9, shape=(4000, 5)), r"20 numbers, but is said to be of shape \(4000, 5\)"),
-        (archives.matrix("X", x, 1), "does not hold real numbers"),  # a cell array
-        (archives.matrix("X", x, 9 | 0x800), "does not hold real numbers"),  # complex
+        (archives.matrix("X", x, 9, shape=(4000, 5)), r"20 numbers.*\(4000, 5\)"),
+        (archives.matrix("X", x, 1), "'X'.*real numbers"),  # a cell array
+        (archives.matrix("X", x, 9 | 0x800), "'X'.*real numbers"),  # complex
         (struct.pack("<II", 14, 1 << 31), "ends too early"),
         (archives.matrix("X", x, 9)[:-16], "ends too early"),
         (archives.matrix("Z", x, 9), "no array 'X'"),
@@ -221,9 +223,9 @@ def test_an_npz_that_claims_too_much(folder):
         for key in cache.ARRAYS:
             file.writestr(f"{key}.npy", header.getvalue() + b"0" * 100)
     tracemalloc.start()
-    with pytest.raises(ValueError, match="larger than the whole set"):
+    with pytest.raises(ValueError, match=r"x_train.*10000000000, 28, 28"):
         load("mnist")
-    with pytest.raises(ValueError, match="but has 228 bytes"):
+    with pytest.raises(ValueError, match=r"x_train.*228 bytes"):
         read_arrays(folder / "mnist.npz")
     assert tracemalloc.get_traced_memory()[1] < 1e6
     tracemalloc.stop()
@@ -233,31 +235,31 @@ def test_an_npz_that_claims_too_much(folder):
 
 
 @pytest.mark.parametrize(
-    ("trouble", "said", "times"),
-    [("cut", "broke off half-way", 3), ("wrong", "not the published file", 3), ("missing", "404", 1)],
+    ("trouble", "reason", "times"),
+    [("cut", "connection was lost", 3), ("wrong", "md5", 3), ("missing", "404", 1)],
 )
-def test_a_download_that_fails_and_is_made_again(folder, site, digits, trouble, said, times):
+def test_a_failed_download_is_continued_by_the_next_call(folder, site, digits, trouble, reason, times):
     file = "t10k-images-idx3-ubyte.gz"
     site.trouble[file] = trouble
-    with pytest.raises(OSError, match=said) as error:
-        fetch.get("mnist")
-    assert f"could not download {file}: {site.address}{file}" in str(error.value)
+    with pytest.raises(OSError, match=reason) as error:
+        download.get("mnist")
+    assert f"{file}: {site.address}{file}: " in str(error.value)
     assert "\n" not in str(error.value)
-    assert site.asked[file] == times
+    assert site.requests[file] == times
     assert not (folder / "mnist.npz").exists()
-    kept = sorted(p.name for p in (folder / "downloads" / "mnist").iterdir())
-    assert kept == ["train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"]  # the finished ones only
+    complete = sorted(p.name for p in (folder / "downloads" / "mnist").iterdir())
+    assert complete == ["train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"]
     site.trouble.clear()
-    fetch.get("mnist")
+    download.get("mnist")
     assert_same(load("mnist"), digits)
-    assert site.asked["train-images-idx3-ubyte.gz"] == 1
+    assert site.requests["train-images-idx3-ubyte.gz"] == 1
 
 
-def test_a_bad_moment_of_a_server_is_survived(folder, site, digits, monkeypatch):
+def test_a_server_that_fails_once_is_tried_again(folder, site, digits, monkeypatch):
     site.trouble["train-labels-idx1-ubyte.gz"] = "cut"
-    monkeypatch.setattr(time, "sleep", lambda seconds: site.asked["train-labels-idx1-ubyte.gz"] and site.trouble.clear())
-    fetch.get("mnist")
-    assert site.asked["train-labels-idx1-ubyte.gz"] == 2
+    monkeypatch.setattr(time, "sleep", lambda seconds: site.requests["train-labels-idx1-ubyte.gz"] and site.trouble.clear())
+    download.get("mnist")
+    assert site.requests["train-labels-idx1-ubyte.gz"] == 2
     assert_same(load("mnist"), digits)
 
 
@@ -267,16 +269,16 @@ def closed_port():
         return s.getsockname()[1]
 
 
-def test_no_network(folder, digits):
+def test_without_a_network(folder, digits):
     with pytest.raises(OSError, match=r"connection refused.*--mirror"):
-        fetch.get("mnist", mirror=f"http://127.0.0.1:{closed_port()}/here")
+        download.get("mnist", mirror=f"http://127.0.0.1:{closed_port()}/here")
 
 
 def test_a_second_address_is_tried(folder, site, digits, monkeypatch):
     dead = f"http://127.0.0.1:{closed_port()}/"
     files = tuple(file._replace(bases=(dead, site.address)) for file in SETS["mnist"].files)
     monkeypatch.setitem(SETS, "mnist", archives.dataclasses.replace(SETS["mnist"], files=files))
-    fetch.get("mnist")
+    download.get("mnist")
     assert_same(load("mnist"), digits)
 
 
@@ -287,71 +289,71 @@ def test_a_mirror(folder, site, digits, monkeypatch, how):
     mirror = site.address.rstrip("/")
     if how == "variable":
         monkeypatch.setenv("HATRACK_MIRROR", mirror)
-    fetch.get("mnist", mirror=mirror if how == "argument" else "")
+    download.get("mnist", mirror=mirror if how == "argument" else "")
     assert_same(load("mnist"), digits)
 
 
 def test_a_mirror_that_is_no_address(folder, digits):
-    with pytest.raises(ValueError, match=r"a mirror is an address such as .*, not 'example\.org'"):
-        fetch.get("mnist", mirror="example.org")
+    with pytest.raises(ValueError, match=r"mirror.*https.*'example\.org'"):
+        download.get("mnist", mirror="example.org")
 
 
-def test_files_that_are_not_the_whole_set(folder, digits, monkeypatch):
+def test_files_that_are_not_the_complete_set(folder, digits, monkeypatch):
     monkeypatch.setitem(SETS, "mnist", archives.dataclasses.replace(SETS["mnist"], train=25))
-    with pytest.raises(ValueError, match=r"hold 20 \+ 10 images instead of 25 \+ 10"):
-        fetch.get("mnist")
+    with pytest.raises(ValueError, match=r"mnist.*20 \+ 10 images.*25 \+ 10"):
+        download.get("mnist")
     monkeypatch.setitem(SETS, "mnist", archives.dataclasses.replace(SETS["mnist"], train=20, digest="0" * 64))
-    with pytest.raises(ValueError, match="do not hold the published images"):
-        fetch.get("mnist")
+    with pytest.raises(ValueError, match=r"mnist.*digest"):
+        download.get("mnist")
     assert not (folder / "mnist.npz").exists()
 
 
-def test_a_set_that_is_there_is_not_fetched_again_unless_broken(folder, site, digits, capsys):
-    assert fetch.get("mnist") is not None
-    asked = site.asked.total()
-    assert fetch.get("mnist") is None
-    assert site.asked.total() == asked
+def test_a_set_is_downloaded_again_only_if_it_is_damaged(folder, site, digits, capsys):
+    assert download.get("mnist") is not None
+    requests = site.requests.total()
+    assert download.get("mnist") is None
+    assert site.requests.total() == requests
     (folder / "mnist.npz").write_bytes(b"broken")
-    assert fetch.get("mnist") is not None
-    assert "anew" in capsys.readouterr().err
+    assert download.get("mnist") is not None
+    assert str(folder / "mnist.npz") in capsys.readouterr().err
     assert_same(load("mnist"), digits)
 
 
 def test_a_terminal_shows_progress(folder, digits, monkeypatch, capsys):
-    fetch.get("mnist", keep=True)
+    download.get("mnist", keep=True)
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
     for path in (folder / "mnist.npz", folder / "downloads" / "mnist" / "train-images-idx3-ubyte.gz"):
         path.unlink()
-    fetch.get("mnist")
+    download.get("mnist")
     shown = capsys.readouterr().err
     size = len(archives.mnist(digits)["train-images-idx3-ubyte.gz"]) / 1000
     assert "mnist: train-images-idx3-ubyte.gz" in shown
     assert f"{size:.1f}/{size:.1f} kB" in shown
 
 
-def test_archives_can_be_kept(folder, digits):
-    fetch.get("mnist", keep=True)
+def test_downloaded_archives_can_be_kept(folder, digits):
+    download.get("mnist", keep=True)
     assert len(list((folder / "downloads" / "mnist").iterdir())) == 4
 
 
 def test_facescrub_can_only_be_imported(folder):
     with pytest.raises(ValueError, match="hatrack data import FOLDER --name facescrub"):
-        fetch.get("facescrub")
+        download.get("facescrub")
 
 
 def test_without_pooch(folder, digits, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(OSError, match="pip install pooch"):
-        fetch.get("mnist")
+        download.get("mnist")
 
 
 # A full disk
 
 
 class Full(io.FileIO):
-    """A file on a disk that takes no more than 10,000 bytes."""
+    """A file on a disk that has space for 10,000 bytes."""
 
     def write(self, data):
         if self.tell() + len(data) > 10_000:
@@ -360,7 +362,7 @@ class Full(io.FileIO):
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_a_full_disk_leaves_no_part_of_a_set(folder, monkeypatch, before):
+def test_a_full_disk_leaves_no_incomplete_set(folder, monkeypatch, before):
     old, new = archives.arrays("mnist", 3), archives.arrays("mnist")
     if before:
         with cache.locked("mnist"):
@@ -374,7 +376,7 @@ def test_a_full_disk_leaves_no_part_of_a_set(folder, monkeypatch, before):
         with pytest.raises(OSError, match=r"no space left in .* for mnist") as error:
             cache.keep("mnist", new, "downloaded")
     assert "\n" not in str(error.value)
-    assert hidden(folder) == []
+    assert temporary_files(folder) == []
     assert (folder / "mnist.npz").exists() == before
     if before:
         assert_same(load("mnist"), old)
@@ -388,19 +390,19 @@ def test_a_disk_that_fills_up_during_a_download(folder, digits, monkeypatch):
 
     monkeypatch.setattr(pooch, "retrieve", full)
     with pytest.raises(OSError, match=r"no space left in .* for mnist"):
-        fetch.get("mnist")
+        download.get("mnist")
 
 
 # Two processes
 
 CHILD = """
 import dataclasses, json, sys
-from hatrack.datasets import download as fetch
+from hatrack.datasets import download
 from hatrack.datasets.catalog import SETS, File
 print("ready", flush=True)
 files, train, test = json.loads(sys.stdin.readline())
 SETS["mnist"] = dataclasses.replace(SETS["mnist"], files=tuple(File(*f) for f in files), train=train, test=test, digest="")
-print("fetched" if fetch.get("mnist") else "there")
+print("downloaded" if download.get("mnist") else "there")
 """
 
 
@@ -411,43 +413,45 @@ def child():
     return process, json.dumps([spec.files, spec.train, spec.test]) + "\n"
 
 
-def test_two_processes_fetch_the_same_set(folder, site, digits):
+def test_two_processes_download_the_same_set(folder, site, digits):
     site.trouble["train-images-idx3-ubyte.gz"] = "slow"
     both = [child(), child()]
     for process, _ in both:
         assert process.stdout.readline() == "ready\n"
-    for process, words in both:  # at once
-        process.stdin.write(words)
+    for process, spec in both:  # at the same time
+        process.stdin.write(spec)
         process.stdin.flush()
-    said = sorted(process.communicate(timeout=60) for process, _ in both)
+    first, second = sorted(process.communicate(timeout=60) for process, _ in both)
     assert [process.returncode for process, _ in both] == [0, 0]
-    assert said == [("fetched\n", ""), ("there\n", "another process is at work on mnist; waiting for it\n")]
-    assert set(site.asked.values()) == {1}  # no file was fetched twice
+    assert first == ("downloaded\n", "")
+    assert second[0] == "there\n"
+    assert re.fullmatch(r".*\bmnist\b.*\n", second[1]), "the second process says that it waits"
+    assert set(site.requests.values()) == {1}, "no file was downloaded twice"
     assert_same(load("mnist"), digits)
 
 
-def test_a_process_that_was_killed_leaves_nothing_in_the_way(folder, site, digits):
+def test_a_killed_download_does_not_disturb_the_next_one(folder, site, digits):
     site.trouble["t10k-images-idx3-ubyte.gz"] = "stuck"
-    process, words = child()
-    process.stdin.write(words)
+    process, spec = child()
+    process.stdin.write(spec)
     process.stdin.flush()
     until = time.monotonic() + 60
-    while not site.asked["t10k-images-idx3-ubyte.gz"] and time.monotonic() < until:
+    while not site.requests["t10k-images-idx3-ubyte.gz"] and time.monotonic() < until:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     site.trouble.clear()
-    fetch.get("mnist")  # its lock is free, its unfinished file is not taken for a finished one
+    download.get("mnist")  # the lock is free, and the incomplete file is not taken for a complete one
     assert_same(load("mnist"), digits)
-    assert site.asked["train-images-idx3-ubyte.gz"] == 1
-    assert site.asked["t10k-images-idx3-ubyte.gz"] == 2
-    assert hidden(folder) == []
+    assert site.requests["train-images-idx3-ubyte.gz"] == 1
+    assert site.requests["t10k-images-idx3-ubyte.gz"] == 2
+    assert temporary_files(folder) == []
 
 
 # The data folder
 
 
-def test_sets_are_shared_and_read_anew_when_they_change(folder):
+def test_a_set_is_cached_until_its_file_changes(folder):
     first, second = archives.arrays("mnist"), archives.arrays("mnist", 3)
     cache.folder().mkdir()
     cache.keep("mnist", first, "downloaded")
@@ -458,8 +462,8 @@ def test_sets_are_shared_and_read_anew_when_they_change(folder):
 
 def test_the_digest_does_not_depend_on_how_arrays_are_stored():
     data = archives.arrays("cifar10")
-    turned = data | {"x_train": np.asfortranarray(data["x_train"])}
-    assert cache.digest(turned) == cache.digest(data)
+    reordered = data | {"x_train": np.asfortranarray(data["x_train"])}
+    assert cache.digest(reordered) == cache.digest(data)
     for key in cache.ARRAYS:
         other = data[key].copy()
         other.flat[-1] ^= 1
@@ -468,22 +472,22 @@ def test_the_digest_does_not_depend_on_how_arrays_are_stored():
     assert cache.digest(data | {"x_train": x.reshape(x.shape[0], 3, 32, 32)}) != cache.digest(data)
 
 
-def test_a_changed_file_is_noticed(folder):
+def test_a_changed_file_is_refused(folder):
     cache.folder().mkdir()
     cache.keep("mnist", archives.arrays("mnist"), "downloaded")
     other = archives.arrays("mnist")
     other["x_train"][0, 0, 0] ^= 1
     np.savez(folder / "mnist.npz", **other)
-    with pytest.raises(ValueError, match=r"mnist\.npz is not what was downloaded on .* digest differs"):
+    with pytest.raises(ValueError, match=r"mnist\.npz.*downloaded on \d{4}-\d\d-\d\d.*digest"):
         load("mnist")
     (folder / "mnist.json").write_text("{")
-    with pytest.raises(ValueError, match=r"mnist\.json is not a readable note"):
+    with pytest.raises(ValueError, match=r"mnist\.json.*delete it"):
         load("mnist")
     (folder / "mnist.json").unlink()
     assert_same(load("mnist"), other)  # put there by hand
 
 
-def test_a_process_that_dies_between_data_and_note_leaves_a_good_set(folder, monkeypatch):
+def test_a_process_that_dies_between_data_and_metadata_leaves_a_valid_set(folder, monkeypatch):
     cache.folder().mkdir()
     cache.keep("mnist", archives.arrays("mnist"), "downloaded")
     new = archives.arrays("mnist", 3)
@@ -504,11 +508,11 @@ def test_colour_sets_and_arrays_in_another_order(folder):
 def test_a_folder_that_can_not_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HATRACK_DATA", str(tmp_path / "file"))
-    with pytest.raises(OSError, match="can't write to the data folder"), cache.locked("mnist"):
+    with pytest.raises(OSError, match=re.escape(str(tmp_path / "file"))), cache.locked("mnist"):
         pass
 
 
-# What is missing
+# Missing sets
 
 
 def test_exactly_the_missing_sets_are_named(folder):
@@ -519,7 +523,7 @@ def test_exactly_the_missing_sets_are_named(folder):
     with pytest.raises(FileNotFoundError) as error:
         require("mnist", "svhn", "cifar10", "facescrub", "gtsrb")
     text = str(error.value)
-    assert text.startswith("no full data for svhn, facescrub and gtsrb (")
+    assert "svhn, facescrub and gtsrb" in text
     for word in ("hatrack data get svhn gtsrb", "hatrack data import FOLDER", str(folder / "svhn.npz"), "HATRACK_DATA"):
         assert word in text
     for word in ("--data sample", "cifar10", "\n"):
@@ -531,16 +535,16 @@ def test_exactly_the_missing_sets_are_named(folder):
 def test_samples(folder):
     require("mnist", "fashion-mnist", data="sample")
     assert len(load("mnist", "sample").train[1]) == 4000
-    with pytest.raises(FileNotFoundError, match="no sample of cifar10 and svhn ships with the package"):
+    with pytest.raises(FileNotFoundError, match=r"no sample of cifar10 and svhn.*mnist and fashion-mnist"):
         require("mnist", "cifar10", "svhn", data="sample")
     with pytest.raises(ValueError, match="did you mean 'cifar10'"):
         require("cifar-10")
 
 
-# Data of one's own
+# A user's own data
 
 
-def test_own_arrays_and_images(tmp_path):
+def test_arrays_and_images_of_a_user(tmp_path):
     np.savez(
         tmp_path / "own.npz", x_train=np.ones((4, 2)), y_train=np.arange(4), x_test=np.ones((2, 2)), y_test=np.arange(2)
     )
@@ -553,9 +557,9 @@ def test_own_arrays_and_images(tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(archives.images(1, (7, size))[0]).save(path)
         if size == 9:
-            assert images.common(sorted((tmp_path / "pets").rglob("*.png"))) == (7, 9)
+            assert images.common_shape(sorted((tmp_path / "pets").rglob("*.png"))) == (7, 9)
     data = read_arrays(tmp_path / "pets")
     assert data["x_train"].shape == (4, 32, 32)
     assert sorted(data["y_test"]) == [0, 1]
-    with pytest.raises(FileNotFoundError, match="no file or folder"):
+    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "none"))):
         read_arrays(tmp_path / "none")

@@ -1,4 +1,4 @@
-"""Checks of what a file holds: right values pass, and an error names the place and what was expected there."""
+"""Checks of what a file contains: correct values pass, and an error names the place and what was expected."""
 
 import math
 
@@ -11,7 +11,7 @@ PERSON = schema.fields({"name": schema.line, "homes": schema.items(ADDRESS, leas
 ANN = {"name": "Ann", "homes": [{"street": "High", "number": 3, "floor": 1.5}], "tags": {"a": [1, None, "x"], "b": True}}
 
 
-def test_right_values_pass():
+def test_correct_values_pass():
     PERSON("", ANN)
     PERSON("", {**ANN, "later": object()})
     schema.matrix(schema.number(), 2)("m", [[1, 2.5], [3, -4]])
@@ -20,7 +20,7 @@ def test_right_values_pass():
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         ({}, "name is missing"),
         ([], r"the whole must be a table of names and values, not \[\]"),
@@ -44,8 +44,8 @@ def test_right_values_pass():
         ({**ANN, "tags": {"k" * 5000: {}}}, r"tags\.k+\.\.\.k+ must be"),
     ],
 )
-def test_wrong_values_are_named(value, said):
-    with pytest.raises(ValueError, match=said) as caught:
+def test_errors_name_the_place_and_the_value(value, expected):
+    with pytest.raises(ValueError, match=expected) as caught:
         PERSON("", value)
     assert len(str(caught.value)) < 200
     assert "\n" not in str(caught.value)
@@ -57,7 +57,7 @@ def test_wrong_matrices(value):
         schema.matrix(schema.number(), 2)("m", value)
 
 
-def test_a_closed_table_has_no_other_names():
+def test_a_closed_mapping_has_no_other_names():
     check = schema.fields({"a": schema.flag}, closed=True)
     check("t", {"a": False})
     with pytest.raises(ValueError, match=r"t must be a table of a, not \['b'\]"):

@@ -1,4 +1,4 @@
-"""Files and folders that are not to be trusted: pickles, archives that reach out, names that are markup, full disks."""
+"""Files that cannot be trusted: pickles, malicious archives, names that contain markup, full disks, other versions."""
 
 import ast
 import contextlib
@@ -22,10 +22,11 @@ import pytest
 import torch
 
 import hatrack
-from hatrack.datasets import archives as decode
+from hatrack.datasets import archives as readers
 from hatrack.datasets import cache
 from hatrack.experiments.record import SCHEMA, name_of, sign
 from hatrack.files import tensors
+from hatrack.networks.mlp import mlp
 from hatrack.reporting.tables import csv_text, settings
 from hatrack.training.checkpoint import FORMAT
 from tests.helpers import archives, mutations
@@ -55,7 +56,7 @@ def test_nothing_in_the_package_can_read_a_pickle_or_run_what_it_reads():
     calls = re.compile(
         r"eval|exec|compile|__import__|(importlib\.)?import_module|os\.(system|popen|exec.*|spawn.*)|subprocess\..*"
         r"|torch\.(load|jit\.load|hub\.load|package\..*|serialization\..*)|(np|numpy)\.(load|memmap|fromfile)|.*\.read_pickle"
-        r"|.*\.(extractall|extract|unpack_archive)"  # archives are read in memory: they can't write anywhere
+        r"|.*\.(extractall|extract|unpack_archive)"  # archives are read in memory and never extracted
     )
     files = sorted((ROOT / "hatrack").rglob("*.py"))
     assert len(files) > 50
@@ -72,8 +73,8 @@ def test_nothing_in_the_package_can_read_a_pickle_or_run_what_it_reads():
                 assert all(isinstance(v, ast.Constant) and v.value is False for v in given.values()), where
 
 
-def test_the_trap_works():
-    """A careless reader would have sprung it."""
+def test_the_pickles_of_these_tests_are_dangerous():
+    """Reading one without care raises Unpickled."""
     kinds = mutations.pickles()
     with pytest.raises(mutations.Unpickled):
         torch.load(io.BytesIO(kinds["torch"]), weights_only=False)
@@ -87,7 +88,7 @@ def test_the_trap_works():
 
 
 def tar_headers(outside: Path) -> list[tarfile.TarInfo]:
-    """Members that would do harm if they were extracted."""
+    """Return members that would do harm if they were extracted."""
     found = []
     for number, (kind, name, target) in enumerate((
         (tarfile.SYMTYPE, "link", "/etc/passwd"), (tarfile.SYMTYPE, "up", "../.."), (tarfile.LNKTYPE, "hard", "/etc/passwd"),
@@ -116,7 +117,8 @@ def letter_files() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return archives.images(20, (28, 28)), np.arange(20) % 10
 
 
-def take(folder: Path, files: dict[str, bytes], name: str) -> Outcome:
+def import_files(folder: Path, files: dict[str, bytes], name: str) -> Outcome:
+    """Write files to a folder and import them as a set."""
     folder.mkdir(exist_ok=True)
     for file, data in files.items():
         (folder / file).write_bytes(data)
@@ -130,7 +132,7 @@ def data(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "notmnist", "caltech101"])
-def test_tar_files_reach_nothing(name, data, tmp_path):
+def test_tar_files_write_nothing_outside(name, data, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     builders: dict[str, Callable[[], dict[str, bytes]]] = {
@@ -148,18 +150,18 @@ def test_tar_files_reach_nothing(name, data, tmp_path):
     else:
         packed = add_to_tar(packed, tar_headers(outside))
     before = contents(tmp_path)
-    assert take(tmp_path / "in", {file: packed}, name).code == 0
+    assert import_files(tmp_path / "in", {file: packed}, name).code == 0
     after = set(contents(tmp_path)) - set(before)
     assert after == {f"in/{file}", f"data/{name}.npz", f"data/{name}.json", f"data/.{name}.lock"}
     assert not list(outside.iterdir())
     assert not list(tmp_path.parent.glob("evil*"))
 
 
-PHOTO = archives.picture(archives.images(1, (12, 10, 3))[0], "JPEG")
+PHOTO = archives.encode_image(archives.images(1, (12, 10, 3))[0], "JPEG")
 
 
 @pytest.mark.parametrize("name", ["emnist-letters", "gtsrb"])
-def test_zip_files_reach_nothing(name, data, tmp_path):
+def test_zip_files_write_nothing_outside(name, data, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     build = archives.emnist if name == "emnist-letters" else archives.gtsrb
@@ -173,24 +175,25 @@ def test_zip_files_reach_nothing(name, data, tmp_path):
             link.external_attr = 0o120777 << 16
             whole.writestr(link, "/etc/passwd")
         files[file] = out.getvalue()
-    assert take(tmp_path / "in", files, name).code == 0
+    assert import_files(tmp_path / "in", files, name).code == 0
     assert {p.name for p in data.iterdir()} == {f"{name}.npz", f"{name}.json", f".{name}.lock"}
     assert not list(outside.iterdir())
     assert not list(tmp_path.parent.glob("evil*"))
 
 
-def test_tables_in_an_archive_name_only_what_is_in_it(data, tmp_path):
-    """A path in GTSRB's tables is looked up in the archive, never on the disk."""
+def test_tables_in_an_archive_name_only_its_members(data, tmp_path):
+    """A path in GTSRB's tables is searched in the archive, never on the disk."""
     files = archives.gtsrb(archives.arrays("gtsrb"))
-    (tmp_path / "secret.ppm").write_bytes(archives.picture(archives.images(1, (32, 32, 3))[0], "PPM"))
+    (tmp_path / "secret.ppm").write_bytes(archives.encode_image(archives.images(1, (32, 32, 3))[0], "PPM"))
     truth = f"Filename;ClassId\n../../../../{tmp_path}/secret.ppm;1\n"
     files["GTSRB_Final_Test_GT.zip"] = archives.zipped({"GT-final_test.csv": truth.encode()})
-    outcome = take(tmp_path / "in", files, "gtsrb")
+    outcome = import_files(tmp_path / "in", files, "gtsrb")
     assert outcome.code == 2
     assert "There is no item named" in outcome.error
 
 
 def refused(outcome: Outcome, *words: str) -> None:
+    """Check that a command failed with one line that contains these words."""
     assert outcome.code == 2
     assert outcome.error.count("\n") == 1
     for word in words:
@@ -198,23 +201,21 @@ def refused(outcome: Outcome, *words: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE])
-def test_remarks_in_a_tar_file_take_no_memory(kind, data, tmp_path):
+def test_large_extended_headers_of_a_tar_file_are_refused(kind, data, tmp_path):
     info = tarfile.TarInfo("x")
     info.type, info.size = kind, 3 << 30
     packed = gzip.compress(info.tobuf(tarfile.GNU_FORMAT) + bytes(1 << 20))
-    refused(
-        take(tmp_path / "in", {"notMNIST_small.tar.gz": packed}, "notmnist"), "a remark of 3,221,225,472 bytes is too long"
-    )
+    refused(import_files(tmp_path / "in", {"notMNIST_small.tar.gz": packed}, "notmnist"), "header", "3,221,225,472 bytes")
 
 
-def test_tar_files_that_unpack_to_too_much(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(decode, "UNPACKED", 10_000_000)
+def test_tar_files_that_decompress_to_too_much(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "UNPACKED", 10_000_000)
     packed = archives.tarred({"notMNIST_small/padding.txt": bytes(11_000_000)})
     assert len(packed) < 100_000
-    refused(take(tmp_path / "in", {"notMNIST_small.tar.gz": packed}, "notmnist"), "unpacks to more than the whole set")
+    refused(import_files(tmp_path / "in", {"notMNIST_small.tar.gz": packed}, "notmnist"), "more than 10,000,000 bytes")
     (tmp_path / "in" / "notMNIST_small.tar.gz").unlink()
     packed = archives.tarred({"cifar-10-batches-bin/data_batch_1.bin": bytes(11_000_000)})
-    refused(take(tmp_path / "in", {"cifar-10-binary.tar.gz": packed}, "cifar10"), "unpacks to more than the whole set")
+    refused(import_files(tmp_path / "in", {"cifar-10-binary.tar.gz": packed}, "cifar10"), "more than 10,000,000 bytes")
 
 
 def test_a_large_member_of_a_tar_file(data, tmp_path):
@@ -222,16 +223,16 @@ def test_a_large_member_of_a_tar_file(data, tmp_path):
     info.size = 1 << 40
     head = tarfile.TarInfo("x").tobuf() + info.tobuf(tarfile.GNU_FORMAT)
     refused(
-        take(tmp_path / "in", {"notMNIST_small.tar.gz": gzip.compress(head + bytes(5000))}, "notmnist"),
+        import_files(tmp_path / "in", {"notMNIST_small.tar.gz": gzip.compress(head + bytes(5000))}, "notmnist"),
         "1,099,511,627,776 bytes",
     )
     info.name = "cifar-10-batches-bin/data_batch_1.bin"
     packed = gzip.compress(info.tobuf(tarfile.GNU_FORMAT) + bytes(5000))
-    refused(take(tmp_path / "in", {"cifar-10-binary.tar.gz": packed}, "cifar10"), "357,797,470 images")
+    refused(import_files(tmp_path / "in", {"cifar-10-binary.tar.gz": packed}, "cifar10"), "357,797,470 images")
 
 
 def declare(packed: bytes, name: str, size: int) -> bytes:
-    """A zip file that says that one of its members has another size."""
+    """Return the zip file with another size of one member in its headers."""
     result = bytearray(packed)
     with zipfile.ZipFile(io.BytesIO(packed)) as file:
         local = file.getinfo(name).header_offset
@@ -245,29 +246,38 @@ def test_sizes_in_zip_files_are_checked_first(data, tmp_path):
     files = archives.gtsrb(archives.arrays("gtsrb"))
     name = "GTSRB/Final_Test/Images/00003.ppm"
     bad = declare(files["GTSRB_Final_Test_Images.zip"], name, 2**32 - 2)
+    with zipfile.ZipFile(io.BytesIO(bad)) as whole:
+        total = sum(info.file_size for info in whole.infolist() if info.filename.endswith(".ppm"))
     refused(
-        take(tmp_path / "in", {**files, "GTSRB_Final_Test_Images.zip": bad}, "gtsrb"), "more than the whole set could be"
+        import_files(tmp_path / "in", {**files, "GTSRB_Final_Test_Images.zip": bad}, "gtsrb"),
+        f"decompresses to {total:,} bytes",
     )
     bad = declare(files["GTSRB_Final_Test_Images.zip"], name, 200_000_000)
-    refused(take(tmp_path / "in", {**files, "GTSRB_Final_Test_Images.zip": bad}, "gtsrb"), f"{name} has 200,000,000 bytes")
+    refused(
+        import_files(tmp_path / "in", {**files, "GTSRB_Final_Test_Images.zip": bad}, "gtsrb"),
+        f"{name} has 200,000,000 bytes",
+    )
     bad = declare(files["GTSRB_Final_Test_GT.zip"], "GT-final_test.csv", 2**32 - 2)
-    refused(take(tmp_path / "in", {**files, "GTSRB_Final_Test_GT.zip": bad}, "gtsrb"), "GT-final_test.csv has 4,294,967,294")
+    refused(
+        import_files(tmp_path / "in", {**files, "GTSRB_Final_Test_GT.zip": bad}, "gtsrb"),
+        "GT-final_test.csv has 4,294,967,294",
+    )
 
 
 @pytest.mark.parametrize("name", ["mnist", "emnist-letters"])
-def test_gz_files_that_unpack_to_too_much(name, data, tmp_path):
-    """Read no further than the header says."""
+def test_gz_files_that_decompress_to_too_much(name, data, tmp_path):
+    """Nothing is read beyond the size in the header."""
     build = archives.mnist if name == "mnist" else archives.letters
     files = build(archives.arrays(name))
     file = next(name for name in files if "images" in name)
     files[file] = gzip.compress(gzip.decompress(files[file]) + bytes(30_000_000), 1)
     with limits():
-        refused(take(tmp_path / "in", files, name), "more data than its header says")
+        refused(import_files(tmp_path / "in", files, name), name, "more data")
 
 
 @pytest.mark.parametrize("claimed", [10**13, 10**9])
-def test_an_npz_file_of_ones_own_that_claims_too_much(claimed, tmp_path, monkeypatch):
-    """Nobody knows how large it may be; but not larger than its bytes can hold, nor than the memory."""
+def test_an_npz_file_of_a_user_that_claims_too_much(claimed, tmp_path, monkeypatch):
+    """Its arrays have no known limit, but they cannot be larger than what its bytes can decompress to."""
     monkeypatch.chdir(tmp_path)
     own(tmp_path)
     text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({claimed},), }}".ljust(117) + "\n"
@@ -280,7 +290,7 @@ def test_an_npz_file_of_ones_own_that_claims_too_much(claimed, tmp_path, monkeyp
     for key in cache.ARRAYS:
         bad = declare(bad, f"{key}.npy", min(claimed + len(head), 2**32 - 2))
     Path("task0.npz").write_bytes(bad)
-    refused(program("run", "own", "sgd", *RUN), "task0.npz", "in the file can't hold")
+    refused(program("run", "own", "sgd", *RUN), "task0.npz", "x_train", f"{min(claimed + len(head), 2**32 - 2):,} bytes")
     assert contents(tmp_path).keys() == {"task0.npz", "task1.npz", "tasks.toml"}
 
 
@@ -302,7 +312,7 @@ def test_labels_that_claim_too_many_classes(tmp_path, monkeypatch):
 EVIL = """<script>alert("1")</script> & 'x' </svg><img src=x onerror=alert(1)> ${7*7} {{7*7}} \u202e数 =1+1"""
 
 
-def test_the_names_of_ones_own_tasks_are_escaped(tmp_path, monkeypatch):
+def test_the_names_of_a_users_tasks_are_escaped(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own(tmp_path)
     names = [EVIL.replace("\u202e", ""), "x" * 900]
@@ -324,19 +334,19 @@ def test_the_names_of_ones_own_tasks_are_escaped(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["a\x1b[2J", "a\nb", "a\x07", "a\u202eb", "\x00"])
 def test_a_name_with_control_characters_is_refused(name, tmp_path, monkeypatch):
-    """They would act on a terminal."""
+    """They would change the state of a terminal."""
     monkeypatch.chdir(tmp_path)
     own(tmp_path)
     Path("tasks.toml").write_text(mutations.toml({"task": [{"name": name, "data": "task0.npz"}]}), encoding="utf-8")
     outcome = program("run", "own", "hat", *RUN)
-    refused(outcome, "tasks.toml, task 1: name must be a line of text")
+    refused(outcome, "tasks.toml, task 1: name")
     assert re.fullmatch(r"[\x20-\x7e]+\n", outcome.error)
 
 
-def test_every_name_of_a_record_is_escaped_wherever_it_stands(tmp_path):
+def test_every_name_of_a_record_is_escaped_everywhere(tmp_path):
     record = make(names=(EVIL, "x" * 100_000))
     record.spec |= {
-        "benchmark": EVIL.replace("/", "|"),  # it becomes part of a file's name
+        "benchmark": EVIL.replace("/", "|"),  # it is part of a file's name
         "method": EVIL.replace("/", "|"),
         "network": EVIL * 1000,
         "benchmark_options": {"data": EVIL, EVIL: 1},
@@ -369,7 +379,7 @@ def test_no_cell_of_the_table_is_a_formula():
 
 
 class Disk:
-    """The disk under a folder takes so many more calls that change it; then it is full, or can only be read."""
+    """A disk under a folder that allows `calls` more calls that change it; then every call fails with error `number`."""
 
     def __init__(self, root: Path, calls: int, number: int = errno.ENOSPC) -> None:
         self.root, self.left, self.number = str(root), calls, number
@@ -405,7 +415,7 @@ class Disk:
         def guarded(real: Any) -> Any:
             def call(*words: Any, **more: Any) -> Any:
                 place = words[0]
-                disk.call(*([disk.root] if isinstance(place, int) else [place, str(place)]))  # fsync has a number only
+                disk.call(*([disk.root] if isinstance(place, int) else [place, str(place)]))  # fsync gets a file descriptor
                 return real(*words, **more)
 
             return call
@@ -421,13 +431,19 @@ class Disk:
             yield self
 
 
-def hidden(root: Path) -> list[str]:
-    """Parts of files that a failure left behind."""
+def temporary_files(root: Path) -> list[str]:
+    """Return the names of temporary files, which a failure must not leave behind."""
     return [path.name for path in root.rglob(".*") if path.suffix != ".lock"]
 
 
-def until_it_fits(root: Path, work: Callable[[], Outcome], named: str, step: int, freed: Callable[[], None]) -> int:
-    """Do something on a disk that takes 0, 1, 2, ... calls; every failure is told and harms nothing. How many there were."""
+def repeat_until_it_fits(root: Path, work: Callable[[], Outcome], named: str, step: int, freed: Callable[[], None]) -> int:
+    """Run a command on a disk that allows 0, step, 2 * step, ... calls, until it succeeds.
+
+    Every failure must be one line that names `named`, and must change no file; after it, `freed` runs with enough space.
+
+    Returns:
+        How many calls the command makes, rounded up to a multiple of `step`.
+    """
     calls = 0
     while True:
         before = contents(root)
@@ -439,7 +455,7 @@ def until_it_fits(root: Path, work: Callable[[], Outcome], named: str, step: int
             refused(outcome, "o space left", named)
             after = contents(root)
             assert {name: after.get(name) for name in before} == before, f"changed after {calls} calls"
-        assert not hidden(root), f"left behind after {calls} calls"
+        assert not temporary_files(root), f"left behind after {calls} calls"
         freed()
         calls += step
 
@@ -452,7 +468,7 @@ def run_on(root: Path, more: tuple[str, ...]) -> Callable[[], Outcome]:
     ("step", "more"), [(8, ()), pytest.param(1, ("--save-every", "0.00001"), marks=pytest.mark.slow)], ids=["some", "every"]
 )
 def test_a_disk_that_fills_up_during_a_run(step, more, tmp_path, monkeypatch):
-    """At any call; what was saved is used when there is room again, and the record is the same."""
+    """At any call. When there is space again, the run continues from its checkpoints and gives the same record."""
     monkeypatch.chdir(tmp_path)
     own(tmp_path)
     assert program("run", "own", "hat", *RUN[:-1], "whole").code == 0
@@ -464,7 +480,7 @@ def test_a_disk_that_fills_up_during_a_run(step, more, tmp_path, monkeypatch):
         assert results(path) == whole
         path.unlink()
 
-    assert until_it_fits(tmp_path, run_on(tmp_path, more), "runs", step, freed) > 20
+    assert repeat_until_it_fits(tmp_path, run_on(tmp_path, more), "runs", step, freed) > 20
 
 
 def test_a_disk_that_fills_up_when_a_set_is_imported(data, tmp_path):
@@ -481,7 +497,7 @@ def test_a_disk_that_fills_up_when_a_set_is_imported(data, tmp_path):
         for path in data.glob("mnist.*"):
             path.unlink()
 
-    assert until_it_fits(data, work, "data", 4, freed) > 5
+    assert repeat_until_it_fits(data, work, "data", 4, freed) > 5
 
 
 @pytest.mark.parametrize("step", [40, pytest.param(1, marks=pytest.mark.slow)])
@@ -491,7 +507,7 @@ def test_a_disk_that_fills_up_when_a_report_is_made(step, tmp_path):
     def work() -> Outcome:
         return program("report", str(tmp_path / "runs"))
 
-    assert until_it_fits(tmp_path, work, "runs", step, lambda: None) > 10
+    assert repeat_until_it_fits(tmp_path, work, "runs", step, lambda: None) > 10
     assert (tmp_path / "runs" / "report.html").read_text().endswith("</html>\n")
 
 
@@ -507,7 +523,7 @@ def test_a_disk_that_fills_up_when_a_method_is_saved(tmp_path):
 
 
 def trunk() -> torch.nn.Module:
-    return hatrack.networks.mlp((1, 4, 4), widths=(24, 24), dropout=0.2, input_dropout=0.1)
+    return mlp((1, 4, 4), widths=(24, 24), dropout=0.2, input_dropout=0.1)
 
 
 COMMANDS = {
@@ -527,7 +543,7 @@ COMMANDS = {
 
 @pytest.fixture
 def place(pristine, tmp_path, monkeypatch):
-    """A copy of what a function builds, to work in."""
+    """Return a function that copies the folder that `build` writes and makes it the current folder."""
 
     def copy(build: Callable[[Path], None]) -> Path:
         root = Path(shutil.copytree(pristine(build), tmp_path / "copy"))
@@ -539,8 +555,8 @@ def place(pristine, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_folder_that_can_only_be_read(name, place):
-    """Said before any work is done."""
+def test_a_read_only_folder(name, place):
+    """The command fails before it does any work."""
     build, words, named = COMMANDS[name]
     root = place(build)
     before = contents(root)
@@ -550,7 +566,7 @@ def test_a_folder_that_can_only_be_read(name, place):
         assert contents(root) == before
 
 
-def test_what_is_there_can_be_looked_at_where_nothing_can_be_written(place):
+def test_a_finished_run_needs_no_writable_folder(place):
     root = place(finished)
     before = contents(root)
     with Disk(root, 0, errno.EROFS).attached():
@@ -573,9 +589,9 @@ def test_a_file_in_place_of_a_folder(name, place):
 # Other versions, other runs
 
 
-def change(path: Path, **words: Any) -> None:
-    kept, old = tensors.load(path)
-    tensors.save(path, kept, {**old, **words})
+def change_metadata(path: Path, **changes: Any) -> None:
+    values, metadata = tensors.load(path)
+    tensors.save(path, values, {**metadata, **changes})
 
 
 def change_record(path: Path, **changes: Any) -> None:
@@ -596,11 +612,11 @@ VERSIONS: dict[str, tuple[Any, str, Callable[[Path], None], list[list[str]], str
         [["report", "runs"], ["run", "own", "sgd", *RUN]], "it was changed after it was written",
     ),
     "a newer state": (
-        stopped, "runs/*.part/task-1.*", lambda path: change(path, format=FORMAT + 1),
+        stopped, "runs/*.part/task-1.*", lambda path: change_metadata(path, format=FORMAT + 1),
         [["run", "own", "hat", *RUN], ["resume", "runs", "--device", "cpu"]], "newer than this version can read",
     ),
     "a state of another run": (
-        stopped, "runs/*.part/task-1.*", lambda path: change(path, spec={"benchmark": "own"}),
+        stopped, "runs/*.part/task-1.*", lambda path: change_metadata(path, spec={"benchmark": "own"}),
         [["run", "own", "hat", *RUN]], "belongs to another run",
     ),
 }  # fmt: skip
@@ -619,12 +635,12 @@ def test_other_versions_and_other_runs(name, place):
         assert {file: after.get(file) for file in before} == before
 
 
-def test_files_of_others_among_the_states_are_left_alone(place):
+def test_unknown_files_among_the_checkpoints_are_ignored(place):
     root = place(stopped)
     (part,) = root.glob("runs/*.part")
     (part / "task-x.safetensors").write_bytes(b"")
     (part / "task-0-1.safetensors").write_bytes(b"")
-    os.mkfifo(part / "task-7.safetensors")  # would keep us waiting for ever
+    os.mkfifo(part / "task-7.safetensors")  # reading it would never end
     assert program("run", "own", "hat", *RUN).code == 0
     assert results(next(root.glob("runs/*.json"))) == results(next(root.glob("whole/*.json")))
 
@@ -645,7 +661,7 @@ def test_files_of_others_among_the_states_are_left_alone(place):
         (ValueError("a\x1b[2Jb" + "x" * 5000), "a [2Jbxxx"),
     ],
 )
-def test_what_goes_wrong_is_one_line(error, said, monkeypatch):
+def test_an_error_is_shown_as_one_line(error, said, monkeypatch):
     def fail(*_: object) -> None:
         raise error
 
@@ -655,7 +671,7 @@ def test_what_goes_wrong_is_one_line(error, said, monkeypatch):
     assert re.fullmatch(r"[^\x00-\x1f]{10,1020}\n", outcome.error)
 
 
-def test_an_error_of_ours_is_not_hidden(monkeypatch):
+def test_a_defect_of_the_program_is_not_hidden(monkeypatch):
     def fail() -> None:
         raise RuntimeError("a defect")
 

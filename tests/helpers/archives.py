@@ -1,4 +1,4 @@
-"""Small image sets in the published formats, written without the code that reads them, and a server for them."""
+"""Small image sets in the published formats, written without the code that reads them, and a server that offers them."""
 
 import contextlib
 import dataclasses
@@ -21,25 +21,27 @@ from hatrack.datasets.catalog import SETS
 
 
 def images(count, shape, seed=0):
+    """Return random images."""
     return np.random.RandomState(seed).randint(0, 256, (count, *shape)).astype(np.uint8)
 
 
 def arrays(name, train=2, test=1):
-    """A set with so many random images of every class."""
+    """Return a set with `train` and `test` random images of every class."""
     spec = SETS[name]
     y_train, y_test = (np.arange(spec.classes * n, dtype=np.uint8) % spec.classes for n in (train, test))
     x_train, x_test = images(len(y_train), spec.shape), images(len(y_test), spec.shape, 1)
     return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
 
 
-# One function per format: from arrays to {file name: contents}
+# One function per format: each returns {file name: contents}
 
 
 def idx(array):
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
-def four(data, train, test):
+def idx_files(data, train, test):
+    """Return the four idx files of a set, whose names begin with `train` and `test`."""
     return {
         f"{stem}-{kind}-ubyte.gz": gzip.compress(idx(data[f"{key}_{part}"]))
         for part, stem in (("train", train), ("test", test))
@@ -48,13 +50,13 @@ def four(data, train, test):
 
 
 def mnist(data):
-    return four(data, "train", "t10k")
+    return idx_files(data, "train", "t10k")
 
 
 def letters(data):
-    """Transposed, with labels from 1."""
+    """Return the idx files of EMNIST letters: images transposed, labels counted from 1."""
     turned = {k: np.ascontiguousarray(a.swapaxes(1, 2)) if k[0] == "x" else a + np.uint8(1) for k, a in data.items()}
-    return four(turned, "emnist-letters-train", "emnist-letters-test")
+    return idx_files(turned, "emnist-letters-train", "emnist-letters-test")
 
 
 def emnist(data):
@@ -91,7 +93,7 @@ def matrix(name, array, kind, shape=None):
 
 
 def mat(x, y, packed):
-    """As MATLAB writes SVHN: labels are doubles that are stored as bytes."""
+    """Return a file of SVHN as MATLAB writes it: the labels are doubles that are stored as bytes."""
     tens = np.where(y == 0, np.uint8(10), y)[:, None]
     parts = [matrix("X", x.transpose(1, 2, 3, 0), 9), matrix("y", tens, 6)]
     if packed:
@@ -110,10 +112,10 @@ def gtsrb(data):
     train, test, tables, truth = {}, {}, {}, head
     for k, (x, y) in enumerate(zip(data["x_train"], data["y_train"], strict=True)):
         folder, name = f"GTSRB/Final_Training/Images/{y:05}/", f"{k // 43:05}_00000.ppm"
-        train[folder + name] = picture(x, "PPM")
+        train[folder + name] = encode_image(x, "PPM")
         tables[f"{folder}GT-{y:05}.csv"] = tables.get(f"{folder}GT-{y:05}.csv", head) + line.format(name, y)
     for k, (x, y) in enumerate(zip(data["x_test"], data["y_test"], strict=True)):
-        test[f"GTSRB/Final_Test/Images/{k:05}.ppm"] = picture(x, "PPM")
+        test[f"GTSRB/Final_Test/Images/{k:05}.ppm"] = encode_image(x, "PPM")
         truth += line.format(f"{k:05}.ppm", y)
     return {
         "GTSRB_Final_Training_Images.zip": zipped(train | {name: text.encode() for name, text in tables.items()}),
@@ -123,9 +125,10 @@ def gtsrb(data):
 
 
 def notmnist(x, y):
-    """`x` and `y` are all images; they have no split."""
+    """Return the archive of notMNIST, which has no split: `x` and `y` are all images."""
     inside = {
-        f"notMNIST_small/{'ABCDEFGHIJ'[c]}/{k:03}.png": picture(i, "PNG") for k, (i, c) in enumerate(zip(x, y, strict=True))
+        f"notMNIST_small/{'ABCDEFGHIJ'[c]}/{k:03}.png": encode_image(i, "PNG")
+        for k, (i, c) in enumerate(zip(x, y, strict=True))
     }
     inside["notMNIST_small/A/RGVtb2NyYXRpY2FCb2xkT2xkc3R5bGUgQm9sZC50dGY=.png"] = b""
     inside["notMNIST_small/F/Q3Jvc3NvdmVyIEJvbGRPYmxpcXVlLnR0Zg==.png"] = b""
@@ -133,7 +136,7 @@ def notmnist(x, y):
 
 
 def caltech(photos):
-    """`photos`: {(class, file): contents}."""
+    """Return the archive of Caltech-101 with the images {(class, file): contents}."""
     inside = {f"101_ObjectCategories/{folder}/{name}": c for (folder, name), c in photos.items()}
     inside["101_ObjectCategories/BACKGROUND_Google/tmp"] = b"#!/bin/sh\n"
     inside["101_ObjectCategories/BACKGROUND_Google/image_0001.jpg"] = next(iter(photos.values()))
@@ -141,7 +144,8 @@ def caltech(photos):
     return {"caltech-101.zip": zipped(packed)}
 
 
-def picture(x, kind):
+def encode_image(x, kind):
+    """Return an image as a file of some format."""
     out = io.BytesIO()
     Image.fromarray(x).save(out, kind)
     return out.getvalue()
@@ -168,25 +172,34 @@ def tarred(inside, extra=()):
 
 
 def entry(name, files, base, train, test):
-    """The set's entry in the table, for these files at this address."""
+    """Return the set's entry in the catalogue for these files at this address."""
     made = [f._replace(md5=hashlib.md5(files[f.name]).hexdigest(), bases=(base,)) for f in SETS[name].files]
     return dataclasses.replace(SETS[name], files=tuple(made), train=train, test=test, digest="")
 
 
 class Site:
-    """What a server has (`files`), how it fails (`trouble`: file name to cut, wrong, missing or slow) and what was asked."""
+    """What a server offers.
+
+    Attributes:
+        files: contents by file name.
+        trouble: how a request fails, by file name: "cut", "wrong", "missing", "slow" or "stuck".
+        requests: how often each file was requested.
+        address: where the server runs.
+    """
 
     def __init__(self):
-        self.files, self.trouble, self.asked = {}, {}, Counter()
+        self.files, self.trouble, self.requests = {}, {}, Counter()
         self.address = ""
 
 
 @contextlib.contextmanager
 def serve(site):
+    """Run a server while the context is active."""
+
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             name = self.path.rpartition("/")[2]
-            site.asked[name] += 1
+            site.requests[name] += 1
             trouble, contents = site.trouble.get(name), site.files.get(name)
             if contents is None or trouble == "missing":
                 self.send_error(404)
@@ -204,7 +217,7 @@ def serve(site):
                 time.sleep({"slow": 1.0, "stuck": 60.0}.get(trouble, 0.0))
                 self.wfile.write(contents[half:])
 
-        def log_message(self, *words):
+        def log_message(self, *args):
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:

@@ -1,4 +1,4 @@
-"""A folder with every kind of file that hatrack reads, and what became of it after some damage."""
+"""Folders with every kind of file that hatrack reads, and a runner of commands with limits of time and memory."""
 
 import contextlib
 import hashlib
@@ -22,31 +22,27 @@ from tests.helpers.killing import SAME, Killed
 from tests.helpers.learning import make
 from tests.helpers.toys import toy_tasks
 
-SECONDS = 20  # that one case may take
-
-
-MEMORY = 1 << 30  # bytes that one case may take, whatever a header says
-
-
+SECONDS = 20  # the most that one case may take
+MEMORY = 1 << 30  # bytes, the most that one case may take
 SHORT = ["--widths", "10", "--epochs", "2", "--batch", "4", "--valid", "0.2", "--device", "cpu"]
-
-
 RUN = ["--tasks", "tasks.toml", *SHORT, "--out", "runs"]
 
 
 class Hang(BaseException):
-    """Nobody catches it."""
+    """Raised when a case takes too long; a BaseException, so that no `except Exception` hides it."""
 
 
 class Outcome(NamedTuple):
+    """What a command did: its exit code, its standard output and its standard error."""
+
     code: int
-    said: str  # on standard output
-    error: str  # on standard error
+    said: str
+    error: str
 
 
 @contextlib.contextmanager
 def limits() -> Iterator[None]:
-    """Of time and memory."""
+    """Raise Hang after SECONDS, and MemoryError beyond MEMORY bytes."""
 
     def late(number: int, frame: object) -> None:
         raise Hang
@@ -63,6 +59,7 @@ def limits() -> Iterator[None]:
 
 @contextlib.contextmanager
 def memory() -> Iterator[None]:
+    """Limit the memory that can be allocated, on Linux."""
     if sys.platform != "linux":
         yield
         return
@@ -78,21 +75,22 @@ def memory() -> Iterator[None]:
 
 
 def program(*words: str) -> Outcome:
-    """The program as a user runs it; what it should not let out comes out."""
+    """Run a command as a user does; unexpected exceptions are not caught."""
     out, err = io.StringIO(), io.StringIO()
     with limits(), warnings.catch_warnings(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        warnings.simplefilter("always", UserWarning)  # as a user sees them; all others are errors
+        warnings.simplefilter("always", UserWarning)  # a user sees them; pytest makes all other warnings errors
         code = main(words)
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
 def contents(root: Path) -> dict[str, str]:
-    """The digest of every file."""
+    """Return the digest of every file, by its path within the folder."""
     files = (path for path in root.rglob("*") if path.is_file())
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def own(root: Path) -> None:
+    """Write the files of a benchmark `own` with two tasks."""
     for number in range(2):
         draw = np.random.RandomState(number)
         arrays = {
@@ -115,28 +113,29 @@ OWN: dict[str, Any] = {
 
 
 def finished(root: Path) -> None:
+    """Write a finished run to runs/."""
     own(root)
     assert program("run", "own", "sgd", *RUN).code == 0
 
 
 def killed(*words: str, after: int) -> None:
-    """In its second task, after so many steps of it."""
-    tick, steps = Checkpointer.after_step, []
+    """Run a command and kill it in the second task, after some steps of it."""
+    after_step, steps = Checkpointer.after_step, []
 
-    def deadly(self: Checkpointer, course: Any) -> None:
-        tick(self, course)
-        steps.append(course.task.index)
+    def killing(self: Checkpointer, loop: Any) -> None:
+        after_step(self, loop)
+        steps.append(loop.task.index)
         if steps.count(1) == after:
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpointer, "after_step", deadly)
+        patch.setattr(Checkpointer, "after_step", killing)
         with pytest.raises(Killed):
             program(*words)
 
 
 def stopped(root: Path) -> None:
-    """Killed in its second task, after several saves; what it would have come to lies beside it."""
+    """Write to runs/ a run that was killed in its second task, with checkpoints, and to whole/ the same run finished."""
     own(root)
     assert program("run", "own", "hat", *RUN[:-1], "whole").code == 0
     killed("run", "own", "hat", *RUN, "--save-every", "0.00001", after=6)
@@ -144,11 +143,12 @@ def stopped(root: Path) -> None:
 
 
 def results(path: Path) -> dict[str, Any]:
-    """All of a record that does not depend on time and machine."""
+    """Return the fields of a record that do not depend on time and machine."""
     return {name: getattr(Record.load(path), name) for name in SAME}
 
 
 def model(root: Path) -> None:
+    """Write a saved method to model.safetensors."""
     tasks = toy_tasks(2)
     method = make("hat", tasks)
     for task in tasks:
@@ -157,6 +157,8 @@ def model(root: Path) -> None:
 
 
 def files(make: Callable[[], dict[str, bytes]]) -> Callable[[Path], None]:
+    """Return a function that writes these files to copies/."""
+
     def build(root: Path) -> None:
         (root / "copies").mkdir()
         for name, data in make().items():
@@ -170,7 +172,7 @@ Build = Callable[[Path], None]
 
 @pytest.fixture(scope="session")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Build], Path]:
-    """The undamaged tree that a function builds, made once."""
+    """Return a function that returns the undamaged folder that `build` writes; each is built once."""
     made: dict[Build, Path] = {}
 
     def tree(build: Build) -> Path:

@@ -1,4 +1,4 @@
-"""Ways to damage a file, each drawn from a seeded generator, so that a case can be made again from its number."""
+"""Ways to damage a file. All choices come from a seeded generator, so that a case can be repeated from its number."""
 
 import io
 import json
@@ -17,28 +17,26 @@ from numpy.lib import format as npy
 from hatrack.files import tensors
 
 HUGE = (2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1)
-
-
 DTYPES = ("F64", "F16", "BF16", "BOOL", "U8", "I8", "U16", "U64", "F4", "F6_E2M3", "F8_E4M3", "F8_E8M0", "C64", "X", 3)
 
 
 class Unpickled(BaseException):
-    """Nobody catches it."""
+    """Raised when something is unpickled; a BaseException, so that no `except Exception` hides it."""
 
 
-def spring() -> None:
+def fail() -> None:
     raise Unpickled
 
 
 class Trap:
-    """A pickle of it tells when it is read."""
+    """An object whose pickle raises Unpickled when it is read."""
 
     def __reduce__(self) -> Any:
-        return (spring, ())
+        return (fail, ())
 
 
 def pickles() -> dict[str, bytes]:
-    """One of every kind that a careless reader would open."""
+    """Return a pickle of `Trap` in every format that a careless program would read."""
     object_array = np.array([Trap()] * 4, dtype=object)
     kinds: dict[str, io.BytesIO] = {name: io.BytesIO() for name in ("torch", "npy", "npz", "old torch")}
     torch.save({"state": Trap()}, kinds["torch"])
@@ -64,7 +62,7 @@ def flip(draw: random.Random, data: bytes) -> bytes:
 
 
 def flip_early(draw: random.Random, data: bytes) -> bytes:
-    """In the header, where the sizes are."""
+    """Flip bits in the first 256 bytes, where headers with sizes are."""
     return flip(draw, data[:256]) + data[256:]
 
 
@@ -89,7 +87,7 @@ def repeat(draw: random.Random, data: bytes) -> bytes:
 
 
 def claim(draw: random.Random, data: bytes) -> bytes:
-    """A size in the header, whichever byte order it has, becomes huge."""
+    """Overwrite some bytes near the beginning, where headers are, with a huge size in some byte order."""
     form = draw.choice(("<I", ">I", "<Q", ">Q", "<H"))
     size = struct.calcsize(form)
     place = draw.randrange(max(1, min(200, len(data) - size)))
@@ -107,7 +105,7 @@ BYTES = {f.__name__: f for f in (truncate, flip, flip_early, insert, delete, zer
 
 
 def damage(draw: random.Random, data: bytes) -> tuple[str, bytes]:
-    """A file's bytes after some accident, and which it was."""
+    """Return the name of one of the ways in BYTES, and the bytes damaged this way."""
     name = draw.choice(list(BYTES))
     return name, BYTES[name](draw, data)
 
@@ -116,7 +114,7 @@ def damage(draw: random.Random, data: bytes) -> tuple[str, bytes]:
 
 
 def odd(draw: random.Random, old: Any) -> Any:
-    """Something that should not stand where `old` stood."""
+    """Return a value that is probably wrong in place of `old`."""
     return draw.choice((
         None, True, False, 0, -1, 1, 7, 10**6, 2**31, 2**63, 10**30, 10**400, -(10**18), 0.5, -0.5, 1e308, -1e308, 5e-324,
         math.nan, math.inf, -math.inf, "", "text", "1", "a\nb\r\x1b[2J", "<script>&\"'", "\ud800", "\0", "x" * 100_000,
@@ -133,13 +131,13 @@ def deep(count: int) -> Any:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths to all that a value holds."""
+    """Return the paths to all values within nested lists and dicts."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, v in inside for place in places(v, (*path, key)))]
 
 
 def change(draw: random.Random, value: Any) -> tuple[str, Any]:
-    """A copy of nested lists and dicts in which one thing is wrong, and what."""
+    """Return a description of a change, and a copy of nested lists and dicts with this change."""
     value = json.loads(json.dumps(value))
     shallow = [place for place in places(value) if place and (len(place) < 3 or draw.random() < 0.3)]
     path = draw.choice(shallow)
@@ -161,7 +159,7 @@ def change(draw: random.Random, value: Any) -> tuple[str, Any]:
 
 
 def change_json(draw: random.Random, data: bytes) -> tuple[str, bytes]:
-    """A JSON file with one wrong value; NaN and Infinity as Python writes them, or a number too large for a float."""
+    """Return a JSON file with one change; sometimes also with NaN, numbers too large for a float, or a duplicate key."""
     how, value = change(draw, json.loads(data))
     text = json.dumps(value, indent=draw.choice((None, 1)))
     if draw.random() < 0.05:
@@ -176,13 +174,13 @@ def change_json(draw: random.Random, data: bytes) -> tuple[str, bytes]:
 
 
 def change_toml(draw: random.Random, value: dict[str, Any]) -> tuple[str, bytes]:
-    """A TOML file of one's own tasks with one wrong value."""
+    """Return the TOML file of a benchmark `own` with one change."""
     how, value = change(draw, value)
     return how, toml(value).encode("utf-8", "surrogatepass")
 
 
 def toml(value: dict[str, Any]) -> str:
-    """As TOML, so far as it can hold it."""
+    """Return a value as TOML, as far as TOML can represent it."""
     lines = [f"{_key(key)} = {_toml(v)}" for key, v in value.items() if key != "task" or not _tables(v)]
     for entry in value["task"] if "task" in value and _tables(value["task"]) else ():
         lines += ["[[task]]", *(f"{_key(key)} = {_toml(v)}" for key, v in entry.items())]
@@ -204,21 +202,21 @@ def _toml(value: Any) -> str:
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return json.dumps(value)  # null is no TOML, and that is one more case
+    return json.dumps(value)  # null is not valid TOML; this is one more case
 
 
-# Files of tensors, by someone who writes a right digest of the whole
+# Files of tensors
 
 
-def change_words(draw: random.Random, path: Any) -> str:
-    """The words of a file, or one of its tensors, are not what they should be, though its digest is."""
-    kept, words = tensors.load(path)
+def change_contents(draw: random.Random, path: Any) -> str:
+    """Change the metadata or one of the tensors of a file, and write it with a correct digest."""
+    values, metadata = tensors.load(path)
     if draw.random() < 0.7:
-        how, words = change(draw, words)
+        how, metadata = change(draw, metadata)
     else:
-        name = draw.choice(sorted(kept))
+        name = draw.choice(sorted(values))
         how = draw.choice(("missing", "shape", "type", "values", "renamed", "empty"))
-        old = kept.pop(name)
+        old = values.pop(name)
         if how != "missing":
             new = {
                 "shape": old.new_zeros(*old.shape, 2),
@@ -226,14 +224,14 @@ def change_words(draw: random.Random, path: Any) -> str:
                 "values": torch.full_like(old, draw.choice((0, 1, 200))),
                 "empty": old.new_zeros(0),
             }
-            kept["other" if how == "renamed" else name] = new.get(how, old)
+            values["other" if how == "renamed" else name] = new.get(how, old)
         how = f"{how} {name}"
-    tensors.save(path, kept, words)
+    tensors.save(path, values, metadata)
     return how
 
 
 def claim_tensors(draw: random.Random, data: bytes) -> tuple[str, bytes]:
-    """A safetensors file whose header says too much: shapes, offsets, types or its own length."""
+    """Return a safetensors file whose header has wrong shapes, offsets, types, a wrong length or too many tensors."""
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
     how = draw.choice(("length", "shape", "offsets", "type", "many"))
@@ -256,7 +254,7 @@ def claim_tensors(draw: random.Random, data: bytes) -> tuple[str, bytes]:
 
 
 def claim_npz(draw: random.Random, data: bytes) -> tuple[str, bytes]:
-    """An .npz file one of whose arrays has another header: a huge, negative or strange shape, another type."""
+    """Return an .npz file in which one array has another header: a huge, negative or strange shape, another type."""
     with zipfile.ZipFile(io.BytesIO(data)) as file:
         inside = {name: file.read(name) for name in file.namelist()}
     name = draw.choice(sorted(inside))

@@ -1,4 +1,4 @@
-"""Networks that the package does not know: small ones around one operation, random ones, and a check of their units."""
+"""Test networks: small ones around one operation, random ones, and a check of their units."""
 
 import random
 from collections.abc import Callable
@@ -14,8 +14,11 @@ from hatrack.seeds import seeded
 from hatrack.tracing.units import Units
 
 
-class Do(nn.Module):
-    """A module of a function and the parts that it needs: `Do(lambda own, x: own.layer(x).exp(), layer=nn.Linear(3, 4))`."""
+class Lambda(nn.Module):
+    """A module made of a function and the modules or parameters that it uses.
+
+    Example: `Lambda(lambda own, x: own.layer(x).exp(), layer=nn.Linear(3, 4))`.
+    """
 
     def __init__(self, function: Callable[..., Tensor], **parts: Any) -> None:
         super().__init__()
@@ -27,84 +30,98 @@ class Do(nn.Module):
         return self.function(self, x)
 
 
-def just(function: Callable[[Tensor], Tensor]) -> nn.Module:
-    return Do(lambda own, x: function(x))
+def as_module(function: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Return a module without parameters that applies a function."""
+    return Lambda(lambda own, x: function(x))
 
 
-def between(operation: nn.Module, channels: int = 4) -> nn.Module:
-    """A convolution to four units, an operation, and a convolution of its `channels` to the three units 4, 5 and 6."""
+def between_layers(operation: nn.Module, channels: int = 4) -> nn.Module:
+    """Return a trunk: a convolution to units 0 to 3, the operation, and a convolution of its `channels` to units 4 to 6."""
     parts = {"first": nn.Conv2d(2, 4, 3, padding=1), "operation": operation, "second": nn.Conv2d(channels, 3, 1)}
-    return Do(lambda own, x: own.second(own.operation(own.first(x))).flatten(1), **parts)
+    return Lambda(lambda own, x: own.second(own.operation(own.first(x))).flatten(1), **parts)
 
 
 # A check of units
 
 
 def check_units(trunk: nn.Module, x: Tensor, **options: Any) -> Units:
-    """Weights that random masks leave free don't matter to the features and have no gradient; held ones do.
+    """Check that weights which random masks leave free have no gradient and no influence on the features, and others do.
 
-    All outputs are compared bit for bit. Returns the units, to ask them for more.
+    All outputs are compared bit for bit.
+
+    Args:
+        trunk: the network to check.
+        x: a batch of inputs; the first two are the example.
+        options: further arguments of `Units`.
+
+    Returns:
+        The units, for further checks.
     """
     trunk.eval()
     units = Units(trunk, x[:2], **options)
     with torch.no_grad():
-        assert torch.equal(units.run(x, torch.ones(units.count, dtype=torch.bool)), trunk(x)), "open gates change something"
+        assert torch.equal(units.run(x, torch.ones(units.count, dtype=torch.bool)), trunk(x)), (
+            "open gates change the features"
+        )
     draw = torch.Generator().manual_seed(units.count)
-    told = moved = 0
+    varied = influenced = 0
     for share in (0.3, 0.5, 0.7, 0.8, 0.9, 0.9):
         gates = torch.rand(units.count, generator=draw) < share
         features = units.run(x, gates)
-        told += (features.std(0) > 0).any().item()
-        moved += _free_and_held(units, x, gates, features, draw)
-    assert told, "the features are constant, which proves nothing"
-    assert moved, "no held weight matters"
+        varied += (features.std(0) > 0).any().item()
+        influenced += _check_masks(units, x, gates, features, draw)
+    assert varied, "the features are constant, which proves nothing"
+    assert influenced, "no frozen weight influences the features"
     return units
 
 
-def _free_and_held(units: Units, x: Tensor, gates: Tensor, features: Tensor, draw: torch.Generator) -> bool:
-    """Move the free weights, then those held ones that have a gradient; returns whether these changed the features."""
-    trunk = {name: p for name, p in units.trunk.named_parameters() if name in units.followed}
-    held = {name: table > 0 for name, table in units.spread(gates.float()).items() if name in trunk}
+def _check_masks(units: Units, x: Tensor, gates: Tensor, features: Tensor, draw: torch.Generator) -> bool:
+    """Check that free weights have no influence; return whether changing frozen weights with a gradient has one."""
+    trunk = {name: p for name, p in units.trunk.named_parameters() if name in units.traced}
+    frozen = {name: mask > 0 for name, mask in units.weight_masks(gates.float()).items() if name in trunk}
     grads = dict.fromkeys(trunk)
     if features.requires_grad:
         total = (features * torch.randn(features.shape, generator=draw).to(features)).sum()
         found = torch.autograd.grad(total, list(trunk.values()), allow_unused=True)
         grads = dict(zip(trunk, found, strict=True))
-    steep = {name: torch.zeros_like(held[name]) if g is None else g != 0 for name, g in grads.items()}
+    with_grad = {name: torch.zeros_like(frozen[name]) if g is None else g != 0 for name, g in grads.items()}
     for name in trunk:
-        assert not (steep[name] & ~held[name]).any(), f"a free weight of {name} has a gradient"
+        assert not (with_grad[name] & ~frozen[name]).any(), f"a free weight of {name} has a gradient"
 
     def after(change: Callable[[Tensor], Tensor], where: dict[str, Tensor]) -> Tensor:
         with torch.no_grad():
             tensors = {name: torch.where(where[name], change(p), p) for name, p in trunk.items()}
             for name, p in trunk.items():
-                tensors[name].requires_grad_(p.requires_grad)  # torch chooses the kernel by it
+                tensors[name].requires_grad_(p.requires_grad)  # torch chooses kernels by it
             return units.run(x, gates, tensors)
 
     def noise(t: Tensor) -> Tensor:
         return torch.randn(t.shape, generator=draw).to(t)
 
-    free = {name: ~table for name, table in held.items()}
+    free = {name: ~mask for name, mask in frozen.items()}
     with torch.no_grad():
         before = units.run(x, gates)
     for change in (noise, lambda t: -3 * t, lambda t: 1e30 * noise(t).sign()):
-        assert torch.equal(before, after(change, free)), "moving free weights changes the features"
-    return not torch.equal(before, after(lambda t: t + noise(t), steep))
+        assert torch.equal(before, after(change, free)), "changing free weights changes the features"
+    return not torch.equal(before, after(lambda t: t + noise(t), with_grad))
 
 
-def reads(units: Units, layer: str) -> list[set[int] | str]:
-    """For every input of a layer, as its first unit reads it: the units without which it is zero, or "always"."""
+def input_dependencies(units: Units, layer: str) -> list[set[int] | str]:
+    """Return the dependency set of every input of a layer, found through the masks of its first unit's weights.
+
+    "always active" stands for an input whose weight is frozen even if no other unit is used.
+    """
     first = units.layers[layer].start
 
-    def held(*on: int) -> list[bool]:
+    def frozen(*used: int) -> list[bool]:
         values = torch.zeros(units.count)
-        values[list(on)] = 1
-        row = units.spread(values)[f"{layer}.weight"][0]
+        values[list(used)] = 1
+        row = units.weight_masks(values)[f"{layer}.weight"][0]
         return (row.reshape(len(row), -1)[:, 0] > 0).tolist()
 
-    alone = held(first)
-    pairs = {unit: held(first, unit) for unit in range(units.count) if unit != first}
-    return ["always" if on else {unit for unit, also in pairs.items() if also[k]} for k, on in enumerate(alone)]
+    alone = frozen(first)
+    pairs = {unit: frozen(first, unit) for unit in range(units.count) if unit != first}
+    return ["always active" if on else {unit for unit, both in pairs.items() if both[k]} for k, on in enumerate(alone)]
 
 
 # Random networks
@@ -114,16 +131,16 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
     "batch": nn.BatchNorm2d,
     "group": lambda channels: nn.GroupNorm(2, channels),
     "instance": lambda channels: nn.InstanceNorm2d(channels, affine=True),
-    "layer": lambda channels: nn.Sequential(LAST, nn.LayerNorm(channels), FIRST),
-    "rms": lambda channels: nn.Sequential(LAST, nn.RMSNorm(channels), FIRST),
+    "layer": lambda channels: nn.Sequential(CHANNELS_LAST, nn.LayerNorm(channels), CHANNELS_FIRST),
+    "rms": lambda channels: nn.Sequential(CHANNELS_LAST, nn.RMSNorm(channels), CHANNELS_FIRST),
 }
 ACTIVATIONS = ("relu", "leaky_relu", "gelu", "silu", "tanh", "elu", "hardswish", "sigmoid", "softplus")
-FIRST, LAST = just(lambda x: x.movedim(-1, 1)), just(lambda x: x.movedim(1, -1))  # where the channels are
+CHANNELS_FIRST, CHANNELS_LAST = as_module(lambda x: x.movedim(-1, 1)), as_module(lambda x: x.movedim(1, -1))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A random network for images of 3 channels and 8x8: blocks one after the other, of one kind of norm and activation."""
+    """A random network for images of 3x8x8: a sequence of blocks with one kind of norm and activation."""
 
     blocks: tuple[str, ...]
     norm: str
@@ -133,18 +150,20 @@ class Plan:
     seed: int
 
     def build(self) -> nn.Module:
+        """Return the network, with weights drawn from the plan's seed."""
         with seeded(self.seed, "random network"):
-            first = Do(BLOCKS["plain"], **self.parts(nn.Conv2d(3, self.width, 3, padding=1)))
+            first = Lambda(BLOCKS["plain"], **self.parts(nn.Conv2d(3, self.width, 3, padding=1)))
             return nn.Sequential(first, *(self.block(kind) for kind in self.blocks), self.end())
 
     def parts(self, conv: nn.Module, inner: nn.Module | None = None, **others: Any) -> dict[str, Any]:
-        """What the functions of blocks call: two convolutions, each with a norm behind it, and an activation."""
+        """Return what the functions in BLOCKS use: two convolutions, three norms, and an activation."""
         width = self.width
         inner = inner or nn.Conv2d(width, width, 3, padding=2, dilation=2, bias=self.norm == "none")
         norms = {f"norm{k}": NORMS[self.norm](width) for k in range(3)}
         return {"conv": conv, "inner": inner, "act": getattr(F, self.activation), **norms, **others}
 
     def block(self, kind: str) -> nn.Module:
+        """Return a block of one of the kinds in BLOCKS."""
         width = self.width
         conv = nn.Conv2d(width, width, 3, padding=1)
         match kind:
@@ -170,34 +189,34 @@ class Plan:
                 parts = self.parts(nn.ConvTranspose2d(width, width, 2, stride=2, groups=2))
             case _:
                 parts = self.parts(conv)
-        return Do(BLOCKS[kind], **parts)
+        return Lambda(BLOCKS[kind], **parts)
 
     def end(self) -> nn.Module:
-        """From maps to features."""
-        return Do(TAILS[self.tail], linear=nn.Linear(4 * self.width, 2 * self.width))
+        """Return the last module, which maps images to features."""
+        return Lambda(TAILS[self.tail], linear=nn.Linear(4 * self.width, 2 * self.width))
 
 
-def _excited(own: Do, x: Tensor) -> Tensor:
+def _excited(own: Lambda, x: Tensor) -> Tensor:
     y = own.act(own.norm0(own.conv(x)))
     return y * torch.sigmoid(own.up(F.relu(own.down(y.mean((2, 3))))))[:, :, None, None]
 
 
-def _pooled(own: Do, x: Tensor) -> Tensor:
+def _pooled(own: Lambda, x: Tensor) -> Tensor:
     y = F.dropout2d(F.avg_pool2d(own.conv(x), 3, stride=1, padding=1), 0.2, own.training)
     return F.interpolate(own.act(own.norm0(y)), scale_factor=2, mode="bilinear")[:, :, ::2, ::2]
 
 
-def _halved(own: Do, x: Tensor) -> Tensor:
+def _halved(own: Lambda, x: Tensor) -> Tensor:
     one, two = x.chunk(2, 1)
     return own.norm0(torch.cat([two, own.act(own.conv(one))], 1))
 
 
-def _branched(own: Do, x: Tensor) -> Tensor:
+def _branched(own: Lambda, x: Tensor) -> Tensor:
     pooled = F.max_pool2d(x, 3, stride=1, padding=1)
     return own.act(own.norm1(own.inner(torch.cat([own.side(pooled), own.act(own.conv(x))], 1))))
 
 
-def _functional(own: Do, x: Tensor) -> Tensor:
+def _functional(own: Lambda, x: Tensor) -> Tensor:
     y = F.conv2d(F.pad(x, (1, 1, 1, 1), mode="replicate"), own.conv.weight.flip(2), own.conv.bias)
     return own.norm0(y.relu_()).flip(1)
 
@@ -228,8 +247,8 @@ TAILS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def drawn(seed: int) -> Plan:
-    """The plan of a seed: every kind of everything is equally likely, which hypothesis does not do by itself."""
+def random_plan(seed: int) -> Plan:
+    """Return the plan of a seed. All choices are equally likely, which they would not be if hypothesis made them."""
     draw = random.Random(seed)
     return Plan(
         blocks=tuple(draw.choices(list(BLOCKS), k=draw.randint(1, 4))),
@@ -241,4 +260,4 @@ def drawn(seed: int) -> Plan:
     )
 
 
-plans = st.integers(0, 2**32 - 1).map(drawn)
+plans = st.integers(0, 2**32 - 1).map(random_plan)

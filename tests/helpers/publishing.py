@@ -1,32 +1,34 @@
-"""A local server that publishes small image sets, and a data folder to load them into."""
+"""Fixtures: a local server that publishes small image sets, and an empty data folder."""
 
 import numpy as np
 import pytest
 import torch
 
-from hatrack.datasets import download as fetch
+from hatrack.datasets import download
 from hatrack.datasets.catalog import SETS
 from tests.helpers import archives
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
+    """Return the data folder, which does not exist yet."""
     monkeypatch.setenv("HATRACK_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 
 
 @pytest.fixture
 def site(monkeypatch):
+    """Return a running server without files."""
     for name in ("HATRACK_MIRROR", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(fetch, "PAUSE", 0.0)
+    monkeypatch.setattr(download, "PAUSE", 0.0)
     with archives.serve(archives.Site()) as site:
         yield site
 
 
 @pytest.fixture
 def publish(site, monkeypatch):
-    """Put files on the server and in the table."""
+    """Return a function that puts files on the server and in the catalogue."""
 
     def put(name, files, train, test):
         site.files |= files
@@ -37,13 +39,14 @@ def publish(site, monkeypatch):
 
 @pytest.fixture
 def digits(publish):
-    """A small MNIST on the server."""
+    """Publish a small MNIST on the server and return its arrays."""
     data = archives.arrays("mnist")
     publish("mnist", archives.mnist(data), 20, 10)
     return data
 
 
 def assert_same(source, data):
+    """Check that a loaded set has the images and labels of these arrays."""
     for part, (x, y) in (("train", source.train), ("test", source.test)):
         expected = data[f"x_{part}"]
         expected = expected[:, None] if expected.ndim == 3 else expected.transpose(0, 3, 1, 2)

@@ -13,7 +13,7 @@ from hatrack.seeds import derive, seeded
 from tests.helpers.learning import OPTIMIZERS, logits
 from tests.helpers.nets import Plan, check_units, plans
 from tests.helpers.toys import toy_tasks
-from tests.helpers.tracing import UNKNOWN, around
+from tests.helpers.tracing import UNTRACEABLE, trunk_around
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under:UserWarning")  # networks so small are soon full
 QUICK = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -98,7 +98,7 @@ def test_networks_with_a_part_that_is_held_whole_forget_nothing(name):
     tasks = toy_tasks(3, shape=(1, 3, 5))
     for method in ["hat", "pmask"][: 1 if name == "weight norm" else 2]:  # a row that is masked whole has no direction
         with seeded(0, name):
-            trunk = torch.nn.Sequential(torch.nn.Flatten(1, 2), around(UNKNOWN[name][0]))
+            trunk = torch.nn.Sequential(torch.nn.Flatten(1, 2), trunk_around(UNTRACEABLE[name][0]))
         net = Network(trunk, [3, 3], tasks[0].train.inputs(torch.arange(2)))
         pairs = learn_three(method, net, tasks, "kept adamw with decay")
         assert unchanged(pairs)
@@ -180,4 +180,4 @@ def test_all_classifiers_of_a_zoo_forget_nothing(name):
 def test_units_of_classifiers_of_a_zoo(name):
     model, size = classifier(name)
     units = check_units(model, torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(0)))
-    assert not units.whole
+    assert not units.frozen_entirely

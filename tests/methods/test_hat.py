@@ -189,10 +189,10 @@ def test_held_weights_follow_the_formula(masks, protect):
         hat.done[t] = True
     hat._hold()
     expected = looped_hold(hat, [hat.gates[t].float() for t in range(2)], protect)
-    for (name, want), held in zip(expected.items(), hat.held, strict=True):
+    for (name, want), held in zip(expected.items(), hat.freezes, strict=True):
         before = held.parameter.detach().clone()
         held.parameter.grad = torch.ones_like(before)
-        hat.edit_grads(place(0, 2))
+        hat.edit_grads(place(0, 2), None)
         torch.testing.assert_close(held.parameter.grad, (want < 1).float() if masks == "soft" else 1 - want, msg=name)
         with torch.no_grad():
             held.parameter.add_(1)  # as long an update as any optimizer makes of it
@@ -209,7 +209,7 @@ def test_exact_protection_holds_less_than_the_paper_s():
         hat = make_hat(tasks, widths=(40, 40), protect=protect)
         learn(hat, tasks[:2])
         hat._hold()
-        counts[protect] = sum((held.freeze.free == 0).sum().item() for held in hat.held)
+        counts[protect] = sum((held.freeze.free == 0).sum().item() for held in hat.freezes)
     assert 0 < counts["exact"] < counts["paper"]
 
 
@@ -224,7 +224,7 @@ def test_the_units_of_alexnet():
         slice(2496, 4544),
     ]
     values = torch.rand(4544)
-    spread = units.spread(values)
+    spread = units.weight_masks(values)
     assert spread["4.weight"][5, 9, 2, 1] == min(values[64 + 5], values[9])  # (128, 64, 3, 3)
     assert torch.equal(spread["0.weight"][:, 0, 0, 0], values[:64]), "images are always on"
     reads = values[192:448].repeat_interleave(4)
@@ -289,7 +289,7 @@ def test_free_weights_do_not_matter_and_held_ones_do():
     hat._hold()
     hat.eval()
     hat(tasks[0].test.inputs(torch.arange(30)), 0).sum().backward()
-    for held in hat.held:
+    for held in hat.freezes:
         free = held.freeze.free != 0
         assert free.any()
         assert (~free).any()

@@ -1,4 +1,4 @@
-"""Residual networks: the papers' counts, the shapes on the way, and every block against plain operations."""
+"""Residual networks: the papers' numbers of parameters, shapes of layers, and every block against plain operations."""
 
 import numpy as np
 import pytest
@@ -19,10 +19,12 @@ IMAGE = (3, 32, 32)
 
 
 def count(module):
+    """Return the number of parameters."""
     return sum(p.numel() for p in module.parameters())
 
 
 def parts(trunk, kind):
+    """Return the modules of a kind."""
     return [m for m in trunk.modules() if isinstance(m, kind)]
 
 
@@ -30,10 +32,10 @@ def network(trunk, classes=CIFAR, **changes):
     return Network(trunk, classes, torch.zeros(2, *IMAGE), **changes)
 
 
-# Counts
+# Numbers of parameters
 
 
-def test_resnet18_has_the_counts_that_000_states():
+def test_resnet18_has_the_numbers_that_000_states():
     trunk = resnet18(IMAGE)
     assert len(parts(trunk, nn.Conv2d)) == 20
     assert len(parts(trunk, nn.BatchNorm2d)) == 20
@@ -42,8 +44,8 @@ def test_resnet18_has_the_counts_that_000_states():
     assert count(net) + count(TaskNorms(net)) == 11_311_662  # ten sets of norms, the first the trunk's own
 
 
-def by_hand(width, blocks, bottleneck):
-    """Parameters of the trunk, layer by layer as the papers list them."""
+def expected_count(width, blocks, bottleneck):
+    """Return the number of parameters of a trunk, added up layer by layer as the papers list them."""
     total, inputs = 3 * width * 9 + 2 * width, width
     for stage, number in enumerate(blocks):
         narrow = width * 2**stage
@@ -64,15 +66,15 @@ def by_hand(width, blocks, bottleneck):
     [(resnet18, (2, 2, 2, 2), False, 20, 11_225_262), (resnet34, (3, 4, 6, 3), False, 36, 21_333_422),
      (resnet50, (3, 4, 6, 3), True, 53, 23_725_742)],
 )  # fmt: skip
-def test_counts_of_all_depths(build, blocks, bottleneck, convolutions, cifar):
+def test_numbers_of_parameters_of_all_depths(build, blocks, bottleneck, convolutions, cifar):
     trunk = build(IMAGE)
     assert len(parts(trunk, nn.Conv2d)) == len(parts(trunk, nn.BatchNorm2d)) == convolutions
-    assert count(trunk) == by_hand(64, blocks, bottleneck)
+    assert count(trunk) == expected_count(64, blocks, bottleneck)
     assert count(trunk) + 110 * (trunk(torch.zeros(2, *IMAGE)).shape[1] + 1) == cifar
-    assert count(build(IMAGE, width=8)) == by_hand(8, blocks, bottleneck)
+    assert count(build(IMAGE, width=8)) == expected_count(8, blocks, bottleneck)
 
 
-def test_what_the_code_of_004_makes_use_of():
+def test_the_block_of_004_has_the_parameters_that_its_code_uses():
     trunk = resnet18(IMAGE, width=20, block="authors")
     assert count(network(trunk, [100] * 20, heads="shared")) == 496_680
     assert len(parts(trunk, nn.Conv2d)) == 1 + 8 + 3
@@ -80,7 +82,7 @@ def test_what_the_code_of_004_makes_use_of():
     assert 496_680 + unused == 1_108_680
 
 
-def test_the_listing_of_000_contradicts_its_counts():
+def test_the_listing_of_000_contradicts_its_numbers():
     """Read literally, every stage's second block has a shortcut of its own: 21 norms, and 14.2 or 11.4 million."""
     for kernel, expected in ((3, 14_186_798), (1, 11_401_518)):
         total, norms, inputs = 3 * 64 * 9 + 2 * 64, 1, 64
@@ -95,7 +97,7 @@ def test_the_listing_of_000_contradicts_its_counts():
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50"])
-def test_shapes_on_the_way(name):
+def test_shapes_of_all_stages(name):
     trunk, x = NETWORKS[name](IMAGE, width=4).eval(), torch.randn(2, *IMAGE)
     wide = 4 if name == "resnet50" else 1
     sizes = []
@@ -108,7 +110,7 @@ def test_shapes_on_the_way(name):
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 8, 8), (2, 17, 40)])
-def test_other_images(shape):
+def test_images_of_other_shapes(shape):
     assert resnet18(shape, width=2)(torch.randn(3, *shape)).shape == (3, 16)
 
 
@@ -132,13 +134,14 @@ def test_no_convolution_has_a_bias():
 # Blocks against plain operations
 
 
-def normed(x, norm):
+def normalise(x, norm):
+    """Apply a batch norm in evaluation mode, written out."""
     mean, var = (t[:, None, None] for t in (norm.running_mean, norm.running_var))
     return (x - mean) / (var + norm.eps).sqrt() * norm.weight[:, None, None] + norm.bias[:, None, None]
 
 
-def lively(block):
-    """The block in double precision, with norms that do something."""
+def randomise_norms(block):
+    """Return the block in double precision and evaluation mode, with random parameters and statistics of norms."""
     with seeded(0, "block"), torch.no_grad():
         for norm in parts(block, nn.BatchNorm2d):
             norm.running_mean.normal_()
@@ -152,7 +155,7 @@ def lively(block):
 @pytest.mark.parametrize("kind", [BasicBlock, Bottleneck, AuthorsBlock])
 def test_blocks(kind, inputs, stride):
     width = 1 if kind is Bottleneck else 4
-    block = lively(kind(inputs, width, stride, 0.5))
+    block = randomise_norms(kind(inputs, width, stride, 0.5))
     x = torch.randn(2, inputs, 6, 6, dtype=torch.float64)
     before = x.clone()
 
@@ -163,20 +166,20 @@ def test_blocks(kind, inputs, stride):
     assert isinstance(block.shortcut, nn.Identity) == same
     if kind is AuthorsBlock:
         side = x if same else conv(x, block.shortcut, 0, stride)
-        h = normed(conv(x, block.conv, 1, stride).clamp(min=0), block.norm1)
-        expected = normed((h + side).clamp(min=0), block.norm2)
+        h = normalise(conv(x, block.conv, 1, stride).clamp(min=0), block.norm1)
+        expected = normalise((h + side).clamp(min=0), block.norm2)
     else:
-        side = x if same else normed(conv(x, block.shortcut[0], 0, stride), block.shortcut[1])
+        side = x if same else normalise(conv(x, block.shortcut[0], 0, stride), block.shortcut[1])
         if kind is BasicBlock:
-            h = normed(conv(x, block.conv1, 1, stride), block.norm1).clamp(min=0)
-            h = normed(conv(h, block.conv2), block.norm2)
+            h = normalise(conv(x, block.conv1, 1, stride), block.norm1).clamp(min=0)
+            h = normalise(conv(h, block.conv2), block.norm2)
         else:
-            h = normed(conv(x, block.conv1, 0), block.norm1).clamp(min=0)
-            h = normed(conv(h, block.conv2, 1, stride), block.norm2).clamp(min=0)
-            h = normed(conv(h, block.conv3, 0), block.norm3)
+            h = normalise(conv(x, block.conv1, 0), block.norm1).clamp(min=0)
+            h = normalise(conv(h, block.conv2, 1, stride), block.norm2).clamp(min=0)
+            h = normalise(conv(h, block.conv3, 0), block.norm3)
         expected = (h + side).clamp(min=0)
     torch.testing.assert_close(block(x), expected)
-    assert torch.equal(x, before), "a block leaves its input alone, as the shortcut needs it"
+    assert torch.equal(x, before), "a block must not change its input, which the shortcut uses"
 
 
 @pytest.mark.parametrize(("options", "dropouts"), [({}, 8), ({"block": "authors"}, 8)])
@@ -200,7 +203,7 @@ def test_dropout(options, dropouts):
         ("resnet18", IMAGE, {"block": "mine"}, "block must be one of 'standard', 'authors', not 'mine'"),
     ],
 )
-def test_what_is_refused(name, shape, options, message):
+def test_invalid_shapes_and_options(name, shape, options, message):
     with pytest.raises(ValueError, match=message):
         NETWORKS[name](shape, **options)
 
@@ -209,7 +212,7 @@ def test_what_is_refused(name, shape, options, message):
 
 
 @pytest.mark.parametrize("block", ["standard", "authors"])
-def test_it_learns(block):
+def test_a_resnet_learns(block):
     (task,) = toy_tasks(1, shape=(3, 8, 8), train=120)
     with seeded(0, "weights"):
         trunk = resnet18(task.shape, width=4, block=block)
@@ -218,7 +221,7 @@ def test_it_learns(block):
     assert evaluate(method, task.test).accuracy > 0.9
 
 
-def test_by_the_command_line(tmp_path):
+def test_options_on_the_command_line(tmp_path):
     draw = np.random.RandomState(0)
     arrays = {f"x_{part}": draw.randint(0, 256, (8, 8, 8, 3), dtype=np.uint8) for part in ("train", "test")}
     np.savez(tmp_path / "noise.npz", **arrays, y_train=np.arange(8) % 2, y_test=np.arange(8) % 2)

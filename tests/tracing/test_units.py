@@ -1,4 +1,4 @@
-"""Units and labels against facts worked out by hand, the traps of following a network, and what is built on them."""
+"""Units and dependency sets against values worked out by hand, known pitfalls of tracing, and HAT on traced networks."""
 
 import copy
 
@@ -11,21 +11,32 @@ from torch.utils.checkpoint import checkpoint
 
 from hatrack import HAT, Network, Regime, Trainer
 from hatrack.methods.parts.task_norms import own_tensors
-from hatrack.tracing.dependencies import ALWAYS, NEVER, Labels, Shadows
-from hatrack.tracing.trace import Gate, Trace
+from hatrack.seeds import seeded
+from hatrack.tracing.dependencies import ALWAYS_ACTIVE, ALWAYS_ZERO, DependencySets
+from hatrack.tracing.gates import Gate
+from hatrack.tracing.trace import Trace
+from hatrack.tracing.tracker import DependencyTracker
 from hatrack.tracing.units import Units
 from tests.helpers.learning import learn, logits
-from tests.helpers.nets import FIRST, LAST, Do, between, check_units, just, reads
+from tests.helpers.nets import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    Lambda,
+    as_module,
+    between_layers,
+    check_units,
+    input_dependencies,
+)
 from tests.helpers.toys import toy_tasks
-from tests.helpers.tracing import UNKNOWN, around
+from tests.helpers.tracing import UNTRACEABLE, trunk_around
 
 EACH = [{0}, {1}, {2}, {3}]
-ON = ["always"]
+ACTIVE = ["always active"]
 
 
 @pytest.fixture(autouse=True)
 def _seed():
-    """The weights of a test don't depend on which tests ran before it."""
+    """Seed the global generator, so that the weights of a test do not depend on the tests before it."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
@@ -35,7 +46,7 @@ def images(*shape, count=5):
     return torch.randn(count, *shape, generator=torch.Generator().manual_seed(0))
 
 
-# One operation between two layers: the units without which each input of the second is zero
+# One operation between two layers: the dependency set of each input of the second layer
 
 
 def written_in_place(x):
@@ -47,18 +58,18 @@ def written_in_place(x):
 
 
 def writing(change):
-    """A function that changes a copy of its argument."""
+    """Return a module that changes a copy of its input in place."""
 
     def operation(x):
         y = x.clone()
         change(y)
         return y
 
-    return just(operation)
+    return as_module(operation)
 
 
-def elsewhere(function):
-    """A function that writes its result into a tensor that is there already."""
+def with_out(function):
+    """Return a module that writes its result into an existing tensor, as `out=` does."""
 
     def operation(x):
         result = torch.empty_like(x)
@@ -66,7 +77,7 @@ def elsewhere(function):
             function(x, result)
         return result
 
-    return just(operation)
+    return as_module(operation)
 
 
 KINDS = (
@@ -75,25 +86,25 @@ KINDS = (
     nn.AlphaDropout, nn.Identity, nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Softplus,  # the last four are gated again
 )  # fmt: skip
 CHANNEL_BY_CHANNEL = {kind.__name__: kind() for kind in KINDS} | {
-    "exp": just(torch.exp),
-    "cos": just(torch.cos),
-    "methods with f(0) != 0": just(lambda x: x.sigmoid() + x.exp()),
-    "in place": nn.Sequential(just(lambda x: x.mul_(2)), nn.Dropout(inplace=True), nn.LeakyReLU(inplace=True)),
-    "functions": just(lambda x: F.leaky_relu(torch.tanh(x), 0.1).abs().clamp_(min=0).sqrt() ** 3 / 2),
-    "powers and signs": just(lambda x: x.square().neg().sin() * x.sign() - x.pow(3)),
-    "swish written out": just(lambda x: x * torch.sigmoid(x)),
-    "masks": just(lambda x: torch.where(x > 0, x, 0) + x * (x > 0) + x.masked_fill(x > 1, 0)),
-    "another precision": just(lambda x: x.double().mul(2).float()),
+    "exp": as_module(torch.exp),
+    "cos": as_module(torch.cos),
+    "methods with f(0) != 0": as_module(lambda x: x.sigmoid() + x.exp()),
+    "in place": nn.Sequential(as_module(lambda x: x.mul_(2)), nn.Dropout(inplace=True), nn.LeakyReLU(inplace=True)),
+    "functions": as_module(lambda x: F.leaky_relu(torch.tanh(x), 0.1).abs().clamp_(min=0).sqrt() ** 3 / 2),
+    "powers and signs": as_module(lambda x: x.square().neg().sin() * x.sign() - x.pow(3)),
+    "swish written out": as_module(lambda x: x * torch.sigmoid(x)),
+    "masks": as_module(lambda x: torch.where(x > 0, x, 0) + x * (x > 0) + x.masked_fill(x > 1, 0)),
+    "another precision": as_module(lambda x: x.double().mul(2).float()),
     "power pool": nn.LPPool2d(2, 2),
     "max pool": nn.MaxPool2d(3, stride=2, padding=1),
-    "max pool undone": just(lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)),
+    "max pool undone": as_module(lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)),
     "mean pool": nn.AvgPool2d(3, stride=2, padding=1),
     "adaptive mean pool": nn.AdaptiveAvgPool2d(3),
     "adaptive max pool": nn.AdaptiveMaxPool2d(3),
     "global pool": nn.AdaptiveAvgPool2d(1),
-    "mean and largest": just(lambda x: x.mean((2, 3), keepdim=True) + x.amax((2, 3), keepdim=True)),
-    "spread and norm": just(lambda x: x.var((2, 3), keepdim=True) + x.norm(dim=(2, 3), keepdim=True)),
-    "running sum": just(lambda x: x.cumsum(2)),
+    "mean and largest": as_module(lambda x: x.mean((2, 3), keepdim=True) + x.amax((2, 3), keepdim=True)),
+    "masks and norm": as_module(lambda x: x.var((2, 3), keepdim=True) + x.norm(dim=(2, 3), keepdim=True)),
+    "running sum": as_module(lambda x: x.cumsum(2)),
     "zero padding": nn.ZeroPad2d(1),
     "reflection": nn.ReflectionPad2d(1),
     "replication": nn.ReplicationPad2d(1),
@@ -101,74 +112,74 @@ CHANNEL_BY_CHANNEL = {kind.__name__: kind() for kind in KINDS} | {
     "nearest": nn.Upsample(scale_factor=2),
     "bilinear": nn.Upsample(scale_factor=2, mode="bilinear"),
     "bicubic": nn.Upsample(size=5, mode="bicubic"),
-    "grid": just(lambda x: F.grid_sample(x, torch.zeros(len(x), 3, 3, 2), align_corners=False)),
-    "unfold and fold": just(lambda x: F.fold(F.unfold(x, 2, stride=2), (8, 8), 2, stride=2)),
-    "moved in space": just(lambda x: x.roll(1, 3).flip(2).rot90(1, (2, 3))),
-    "copied": just(lambda x: torch.empty_like(x).copy_(x, True)),
-    "mantissa": just(lambda x: torch.frexp(x)[0]),
-    "divided by its norm": just(F.normalize),
+    "grid": as_module(lambda x: F.grid_sample(x, torch.zeros(len(x), 3, 3, 2), align_corners=False)),
+    "unfold and fold": as_module(lambda x: F.fold(F.unfold(x, 2, stride=2), (8, 8), 2, stride=2)),
+    "moved in space": as_module(lambda x: x.roll(1, 3).flip(2).rot90(1, (2, 3))),
+    "copied": as_module(lambda x: torch.empty_like(x).copy_(x, True)),
+    "mantissa": as_module(lambda x: torch.frexp(x)[0]),
+    "divided by its norm": as_module(F.normalize),
     "local response": nn.LocalResponseNorm(2),
     "batch norm": nn.BatchNorm2d(4),
     "group norm": nn.GroupNorm(2, 4),
     "instance norm": nn.InstanceNorm2d(4, affine=True),
     "layer norm of all": nn.LayerNorm([4, 8, 8]),
     "layer norm of rows": nn.LayerNorm(8),
-    "layer norm of channels": nn.Sequential(LAST, nn.LayerNorm(4), FIRST),
+    "layer norm of channels": nn.Sequential(CHANNELS_LAST, nn.LayerNorm(4), CHANNELS_FIRST),
     "root mean square": nn.RMSNorm([4, 8, 8]),
     "norm behind norm": nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.GroupNorm(1, 4)),
 }
-ALWAYS_ON = {  # more is held than need be, and nothing is wrong
-    "1 - x": just(lambda x: 1 - x),
+NOT_ANALYSED = {  # the result is always active: more weights are frozen than necessary, which is safe
+    "1 - x": as_module(lambda x: 1 - x),
     "threshold": nn.Threshold(0.1, 20),
-    "clamped from 0.1": just(lambda x: x.clamp(min=0.1)),
-    "sigmoid in place": just(lambda x: x.clone().sigmoid_()),
-    "sigmoid elsewhere": elsewhere(lambda x, result: torch.sigmoid(x, out=result)),
-    "joined elsewhere": elsewhere(lambda x, result: torch.cat([x[:, :2], x[:, 2:]], 1, out=result)),
+    "clamped from 0.1": as_module(lambda x: x.clamp(min=0.1)),
+    "sigmoid in place": as_module(lambda x: x.clone().sigmoid_()),
+    "sigmoid elsewhere": with_out(lambda x, result: torch.sigmoid(x, out=result)),
+    "joined elsewhere": with_out(lambda x, result: torch.cat([x[:, :2], x[:, 2:]], 1, out=result)),
     "constant padding": nn.ConstantPad2d(1, 1.0),
     "softmax": nn.Softmax(1),
-    "sorted": just(lambda x: x.sort(1)[0]),
-    "gathered by value": just(lambda x: x.gather(1, x.topk(4, 1).indices)),
-    "ordered by value": just(lambda x: x[:, x[0].sum((1, 2)).argsort()]),
-    "products of channels": just(lambda x: (x.flatten(2) @ x.flatten(2).mT)[..., None]),
-    "Fourier": just(lambda x: torch.fft.ifft(torch.fft.fft(x)).real.contiguous()),
-    "whole numbers added": just(lambda x: x + (x > 100).long()),
+    "sorted": as_module(lambda x: x.sort(1)[0]),
+    "gathered by value": as_module(lambda x: x.gather(1, x.topk(4, 1).indices)),
+    "ordered by value": as_module(lambda x: x[:, x[0].sum((1, 2)).argsort()]),
+    "products of channels": as_module(lambda x: (x.flatten(2) @ x.flatten(2).mT)[..., None]),
+    "Fourier": as_module(lambda x: torch.fft.ifft(torch.fft.fft(x)).real.contiguous()),
+    "whole numbers added": as_module(lambda x: x + (x > 100).long()),
     "written as complex numbers": writing(lambda y: torch.view_as_complex(y.view(*y.shape[:3], -1, 2)).add_(1)),
     "written as whole numbers": writing(lambda y: y.data.view(torch.int32)[..., 0].fill_(1 << 29)),
     "written in a list": writing(lambda y: torch._foreach_add_([y], 1.0)),
-    "written by number": just(lambda x: torch.zeros_like(x).index_put((torch.arange(len(x)),), x)),
+    "written by number": as_module(lambda x: torch.zeros_like(x).index_put((torch.arange(len(x)),), x)),
 }
 CROSSED = [{0, 3}, {1, 2}, {1, 2}, {0, 3}]
 OTHERS = {  # the channels are moved, joined or left out
-    "sum": (just(lambda x: x.sum(1, keepdim=True)), [{0, 1, 2, 3}]),
-    "largest": (just(lambda x: x.max(1, keepdim=True)[0]), [{0, 1, 2, 3}]),
-    "shortcut": (just(lambda x: x + x.flip(1)), CROSSED),
-    "larger of two": (just(lambda x: torch.max(x, x.flip(1))), CROSSED),
-    "one or the other": (just(lambda x: torch.where(x > 0, x, x.flip(1))), CROSSED),
-    "product": (just(lambda x: x * (x + x.flip(1))), EACH),
-    "quotient": (just(lambda x: x / (1 + x.flip(1).abs())), EACH),
-    "concatenation": (just(lambda x: torch.cat([x, F.relu(x)], 1)), EACH + EACH),
-    "concatenation with ones": (just(lambda x: torch.cat([x, torch.ones_like(x[:, :1])], 1)), EACH + ON),
-    "concatenation with noughts": (just(lambda x: torch.cat([x.new_zeros(len(x), 1, 8, 8), x], 1)), [set(), *EACH]),
-    "split and swapped": (just(lambda x: torch.cat(x.chunk(2, 1)[::-1], 1)), [{2}, {3}, {0}, {1}]),
-    "part of a split": (just(lambda x: x.split([1, 3], 1)[1]), [{1}, {2}, {3}]),
+    "sum": (as_module(lambda x: x.sum(1, keepdim=True)), [{0, 1, 2, 3}]),
+    "largest": (as_module(lambda x: x.max(1, keepdim=True)[0]), [{0, 1, 2, 3}]),
+    "shortcut": (as_module(lambda x: x + x.flip(1)), CROSSED),
+    "larger of two": (as_module(lambda x: torch.max(x, x.flip(1))), CROSSED),
+    "one or the other": (as_module(lambda x: torch.where(x > 0, x, x.flip(1))), CROSSED),
+    "product": (as_module(lambda x: x * (x + x.flip(1))), EACH),
+    "quotient": (as_module(lambda x: x / (1 + x.flip(1).abs())), EACH),
+    "concatenation": (as_module(lambda x: torch.cat([x, F.relu(x)], 1)), EACH + EACH),
+    "concatenation with ones": (as_module(lambda x: torch.cat([x, torch.ones_like(x[:, :1])], 1)), EACH + ACTIVE),
+    "concatenation with noughts": (as_module(lambda x: torch.cat([x.new_zeros(len(x), 1, 8, 8), x], 1)), [set(), *EACH]),
+    "split and swapped": (as_module(lambda x: torch.cat(x.chunk(2, 1)[::-1], 1)), [{2}, {3}, {0}, {1}]),
+    "part of a split": (as_module(lambda x: x.split([1, 3], 1)[1]), [{1}, {2}, {3}]),
     "gated half": (nn.GLU(1), [{0}, {1}]),
     "channel shuffle": (nn.ChannelShuffle(2), [{0}, {2}, {1}, {3}]),
     "shuffle by reshape": (
-        just(lambda x: x.view(-1, 2, 2, 8, 8).transpose(1, 2).reshape(-1, 4, 8, 8)), [{0}, {2}, {1}, {3}],
+        as_module(lambda x: x.view(-1, 2, 2, 8, 8).transpose(1, 2).reshape(-1, 4, 8, 8)), [{0}, {2}, {1}, {3}],
     ),
-    "rolled": (just(lambda x: x.roll(1, 1)), [{3}, {0}, {1}, {2}]),
-    "taken by number": (just(lambda x: x[:, [2, 2, 0]]), [{2}, {2}, {0}]),
+    "rolled": (as_module(lambda x: x.roll(1, 1)), [{3}, {0}, {1}, {2}]),
+    "taken by number": (as_module(lambda x: x[:, [2, 2, 0]]), [{2}, {2}, {0}]),
     "depth to space": (nn.PixelShuffle(2), [{0, 1, 2, 3}]),
     "space to depth": (nn.PixelUnshuffle(2), [{k // 4} for k in range(16)]),
-    "patches": (just(lambda x: F.unfold(x, 2, stride=4).unflatten(2, (2, 2))), [{k // 4} for k in range(16)]),
-    "shortcut with noughts": (just(lambda x: F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 1, 1))), [set(), *EACH, set()]),
-    "written in place": (just(written_in_place), [{3}, {0}, {1}, {2}]),
-    "places as channels": (just(lambda x: x.flatten(2).mT.reshape(-1, 64, 2, 2)), [{0, 1, 2, 3}] * 64),
-    "flattened": (just(lambda x: x.flatten(1)[:, :, None, None]), [{k // 64} for k in range(256)]),
+    "patches": (as_module(lambda x: F.unfold(x, 2, stride=4).unflatten(2, (2, 2))), [{k // 4} for k in range(16)]),
+    "shortcut with noughts": (as_module(lambda x: F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 1, 1))), [set(), *EACH, set()]),
+    "written in place": (as_module(written_in_place), [{3}, {0}, {1}, {2}]),
+    "places as channels": (as_module(lambda x: x.flatten(2).mT.reshape(-1, 64, 2, 2)), [{0, 1, 2, 3}] * 64),
+    "flattened": (as_module(lambda x: x.flatten(1)[:, :, None, None]), [{k // 64} for k in range(256)]),
 }  # fmt: skip
 OPERATIONS = {
     **{name: (operation, EACH) for name, operation in CHANNEL_BY_CHANNEL.items()},
-    **{name: (operation, ON * 4) for name, operation in ALWAYS_ON.items()},
+    **{name: (operation, ACTIVE * 4) for name, operation in NOT_ANALYSED.items()},
     **OTHERS,
 }
 
@@ -176,9 +187,9 @@ OPERATIONS = {
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_between_two_layers(name):
     operation, expected = OPERATIONS[name]
-    units = check_units(between(copy.deepcopy(operation), len(expected)), images(2, 8, 8))
-    assert reads(units, "second") == expected
-    assert reads(units, "first") == ON * 2, "images are always on"
+    units = check_units(between_layers(copy.deepcopy(operation), len(expected)), images(2, 8, 8))
+    assert input_dependencies(units, "second") == expected
+    assert input_dependencies(units, "first") == ACTIVE * 2, "images are always active"
     assert units.layers == {"first": slice(0, 4), "second": slice(4, 7)}, "none of these has units of its own"
 
 
@@ -186,35 +197,40 @@ def test_operations_between_two_layers(name):
 
 
 def test_two_linear_layers_by_hand():
-    """The smaller value of the unit that a weight writes and of the one that it reads."""
+    """The mask of a weight is the smaller of the values of the unit that it writes and of the unit that it reads."""
     units = check_units(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), images(2))
-    spread = units.spread(torch.tensor([0.1, 0.5, 0.9, 0.3, 0.7]))
+    masks = units.weight_masks(torch.tensor([0.1, 0.5, 0.9, 0.3, 0.7]))
     assert units.layers == {"0": slice(0, 3), "2": slice(3, 5)}
-    torch.testing.assert_close(spread["0.weight"], torch.tensor([[0.1, 0.1], [0.5, 0.5], [0.9, 0.9]]))
-    torch.testing.assert_close(spread["0.bias"], torch.tensor([0.1, 0.5, 0.9]))
-    torch.testing.assert_close(spread["2.weight"], torch.tensor([[0.1, 0.3, 0.3], [0.1, 0.5, 0.7]]))
-    torch.testing.assert_close(spread["2.bias"], torch.tensor([0.3, 0.7]))
-    assert [units.members(label) for label in units.features.tolist()] == [[3], [4]]
-    torch.testing.assert_close(units.on(torch.tensor([0.1, 0.5, 0.9, 0.3, 0.7]))[units.features], torch.tensor([0.3, 0.7]))
+    torch.testing.assert_close(masks["0.weight"], torch.tensor([[0.1, 0.1], [0.5, 0.5], [0.9, 0.9]]))
+    torch.testing.assert_close(masks["0.bias"], torch.tensor([0.1, 0.5, 0.9]))
+    torch.testing.assert_close(masks["2.weight"], torch.tensor([[0.1, 0.3, 0.3], [0.1, 0.5, 0.7]]))
+    torch.testing.assert_close(masks["2.bias"], torch.tensor([0.3, 0.7]))
+    assert [units.members(set_id) for set_id in units.features.tolist()] == [[3], [4]]
+    torch.testing.assert_close(units.feature_masks(torch.tensor([0.1, 0.5, 0.9, 0.3, 0.7])), torch.tensor([0.3, 0.7]))
 
 
-LAYERS = {
-    "1-d": (nn.Conv1d(2, 6, 3), nn.Conv1d(6, 4, 3, stride=2, padding=1, bias=False), (9,)),
-    "2-d, dilated": (nn.Conv2d(2, 6, 3), nn.Conv2d(6, 4, 2, dilation=2, padding="same", padding_mode="reflect"), (6, 5)),
-    "3-d": (nn.Conv3d(2, 6, 2), nn.Conv3d(6, 4, (1, 2, 2)), (4, 4, 4)),
-    "groups": (nn.Conv2d(2, 6, 3, groups=2), nn.Conv2d(6, 4, 3, groups=2, padding=1), (6, 5)),
-    "depthwise": (nn.Conv2d(2, 6, 3, groups=2), nn.Conv2d(6, 6, 3, groups=6, bias=False), (6, 5)),
-    "depthwise with a multiplier": (nn.Conv2d(2, 6, 3), nn.Conv2d(6, 12, 3, groups=6), (6, 5)),
-    "transposed 1-d": (nn.ConvTranspose1d(2, 6, 3, stride=2), nn.ConvTranspose1d(6, 4, 3, padding=1, dilation=2), (4,)),
-    "transposed": (nn.ConvTranspose2d(2, 6, 3), nn.ConvTranspose2d(6, 4, 3, stride=2, output_padding=1, bias=False), (4, 3)),
-    "transposed, groups": (nn.ConvTranspose2d(2, 6, 3, groups=2), nn.ConvTranspose2d(6, 9, 3, groups=3), (4, 3)),
-    "transposed 3-d, groups": (nn.ConvTranspose3d(2, 4, 2), nn.ConvTranspose3d(4, 4, 2, groups=2), (2, 2, 2)),
-    "to and fro": (nn.Conv2d(2, 6, 3, stride=2), nn.ConvTranspose2d(6, 3, 3, stride=2, groups=3), (9, 9)),
-}
+with seeded(0, "layers"):
+    LAYERS = {
+        "1-d": (nn.Conv1d(2, 6, 3), nn.Conv1d(6, 4, 3, stride=2, padding=1, bias=False), (9,)),
+        "2-d, dilated": (nn.Conv2d(2, 6, 3), nn.Conv2d(6, 4, 2, dilation=2, padding="same", padding_mode="reflect"), (6, 5)),
+        "3-d": (nn.Conv3d(2, 6, 2), nn.Conv3d(6, 4, (1, 2, 2)), (4, 4, 4)),
+        "groups": (nn.Conv2d(2, 6, 3, groups=2), nn.Conv2d(6, 4, 3, groups=2, padding=1), (6, 5)),
+        "depthwise": (nn.Conv2d(2, 6, 3, groups=2), nn.Conv2d(6, 6, 3, groups=6, bias=False), (6, 5)),
+        "depthwise with a multiplier": (nn.Conv2d(2, 6, 3), nn.Conv2d(6, 12, 3, groups=6), (6, 5)),
+        "transposed 1-d": (nn.ConvTranspose1d(2, 6, 3, stride=2), nn.ConvTranspose1d(6, 4, 3, padding=1, dilation=2), (4,)),
+        "transposed": (
+            nn.ConvTranspose2d(2, 6, 3),
+            nn.ConvTranspose2d(6, 4, 3, stride=2, output_padding=1, bias=False),
+            (4, 3),
+        ),
+        "transposed, groups": (nn.ConvTranspose2d(2, 6, 3, groups=2), nn.ConvTranspose2d(6, 9, 3, groups=3), (4, 3)),
+        "transposed 3-d, groups": (nn.ConvTranspose3d(2, 4, 2), nn.ConvTranspose3d(4, 4, 2, groups=2), (2, 2, 2)),
+        "to and fro": (nn.Conv2d(2, 6, 3, stride=2), nn.ConvTranspose2d(6, 3, 3, stride=2, groups=3), (9, 9)),
+    }
 
 
-def between_ends(layer, inputs, outputs):
-    """The smaller of the values of a weight's two ends, weight by weight."""
+def expected_mask(layer, inputs, outputs):
+    """Return the smaller of the values of a weight's input and output, computed weight by weight."""
     table = torch.zeros_like(layer.weight)
     per_input, per_output = layer.in_channels // layer.groups, layer.out_channels // layer.groups
     for a in range(table.shape[0]):
@@ -233,13 +249,13 @@ def test_convolutions_of_every_kind(name):
     trunk = copy.deepcopy(nn.Sequential(first, nn.ReLU(), second, nn.Tanh(), nn.Flatten()))
     units = check_units(trunk, images(2, *size))
     values = torch.rand(units.count)
-    spread, middle = units.spread(values), first.out_channels
+    masks, middle = units.weight_masks(values), first.out_channels
     assert units.count == middle + second.out_channels
-    torch.testing.assert_close(spread["0.weight"], between_ends(first, [1.0, 1.0], values[:middle]))
-    torch.testing.assert_close(spread["0.bias"], values[:middle])
-    torch.testing.assert_close(spread["2.weight"], between_ends(second, values[:middle], values[middle:]))
+    torch.testing.assert_close(masks["0.weight"], expected_mask(first, [1.0, 1.0], values[:middle]))
+    torch.testing.assert_close(masks["0.bias"], values[:middle])
+    torch.testing.assert_close(masks["2.weight"], expected_mask(second, values[:middle], values[middle:]))
     if second.bias is not None:
-        torch.testing.assert_close(spread["2.bias"], values[middle:])
+        torch.testing.assert_close(masks["2.bias"], values[middle:])
 
 
 @pytest.mark.parametrize(
@@ -265,25 +281,27 @@ def test_convolutions_of_every_kind(name):
 def test_operations_in_other_dimensions(pool, size):
     kind = {1: nn.Conv1d, 3: nn.Conv3d}[len(size)]
     trunk = nn.Sequential(kind(2, 4, 1), copy.deepcopy(pool), kind(4, 3, 1), nn.Flatten())
-    assert reads(check_units(trunk, images(2, *size)), "2") == EACH
+    assert input_dependencies(check_units(trunk, images(2, *size)), "2") == EACH
 
 
 def test_a_linear_layer_on_rows_of_vectors():
-    """(batch, places, channels): the last dimension holds the units, and a norm over places has units of its own."""
+    """(batch, positions, channels): the last dimension holds the units, and a norm over positions has units of its own."""
     parts = {"first": nn.Linear(4, 5), "norm": nn.BatchNorm1d(3), "second": nn.Linear(15, 2)}
-    trunk = Do(lambda own, x: own.second(own.norm(own.first(x)).relu().flatten(1)), **parts)
+    trunk = Lambda(lambda own, x: own.second(own.norm(own.first(x)).relu().flatten(1)), **parts)
     units = check_units(trunk, images(3, 4))
     assert units.layers == {"first": slice(0, 5), "norm": slice(5, 8), "second": slice(8, 10)}
-    assert reads(units, "second") == [{5 + k // 5} for k in range(15)]
-    trunk = Do(lambda own, x: own.second(own.norm(own.first(x).mT).relu().flatten(1)), **parts | {"norm": nn.BatchNorm1d(5)})
-    assert reads(check_units(trunk, images(3, 4)), "second") == [{k // 3} for k in range(15)]
+    assert input_dependencies(units, "second") == [{5 + k // 5} for k in range(15)]
+    trunk = Lambda(
+        lambda own, x: own.second(own.norm(own.first(x).mT).relu().flatten(1)), **parts | {"norm": nn.BatchNorm1d(5)}
+    )
+    assert input_dependencies(check_units(trunk, images(3, 4)), "second") == [{k // 3} for k in range(15)]
 
 
 # Networks of several paths
 
 
 def residual(shortcut, norm):
-    """conv, norm, relu, conv, norm, plus the input, which the first convolution of all makes."""
+    """Return a trunk: stem, then conv, norm, relu, conv, norm plus a shortcut, then relu, mean and a linear layer."""
     parts = {"stem": nn.Conv2d(2, 4, 1), "one": nn.Conv2d(4, 4, 3, padding=1), "two": nn.Conv2d(4, 4, 3, padding=1)}
     norms = {f"norm{k}": norm(4) for k in (1, 2)}
 
@@ -291,25 +309,25 @@ def residual(shortcut, norm):
         x = own.stem(x)
         return own.last((own.shortcut(x) + own.norm2(own.two(own.norm1(own.one(x)).relu()))).relu().mean((2, 3)))
 
-    return Do(forward, **parts, **norms, shortcut=shortcut, last=nn.Linear(4, 3))
+    return Lambda(forward, **parts, **norms, shortcut=shortcut, last=nn.Linear(4, 3))
 
 
 def test_shortcuts():
     """Units: stem 0 to 3, one 4 to 7, two 8 to 11."""
     plain = check_units(residual(nn.Identity(), nn.BatchNorm2d), images(2, 8, 8))
-    assert reads(plain, "last") == [{k, 8 + k} for k in range(4)]
-    assert reads(plain, "two") == [{4 + k} for k in range(4)]
+    assert input_dependencies(plain, "last") == [{k, 8 + k} for k in range(4)]
+    assert input_dependencies(plain, "two") == [{4 + k} for k in range(4)]
     projected = check_units(residual(nn.Conv2d(4, 4, 1), nn.BatchNorm2d), images(2, 8, 8))
     assert list(projected.layers) == ["stem", "shortcut", "one", "two", "last"]
-    assert reads(projected, "shortcut") == reads(projected, "one") == EACH
-    assert reads(projected, "last") == [{4 + k, 12 + k} for k in range(4)]
-    noughts = Do(lambda own, x: F.pad(x[:, :2], (0, 0, 0, 0, 1, 1)))
+    assert input_dependencies(projected, "shortcut") == input_dependencies(projected, "one") == EACH
+    assert input_dependencies(projected, "last") == [{4 + k, 12 + k} for k in range(4)]
+    noughts = Lambda(lambda own, x: F.pad(x[:, :2], (0, 0, 0, 0, 1, 1)))
     padded = check_units(residual(noughts, nn.BatchNorm2d), images(2, 8, 8))
-    assert reads(padded, "last") == [{8}, {0, 9}, {1, 10}, {11}]
+    assert input_dependencies(padded, "last") == [{8}, {0, 9}, {1, 10}, {11}]
 
 
 def test_squeeze_and_excitation():
-    """The excitation is always on behind the sigmoid of a layer, yet a channel that it multiplies keeps its own unit."""
+    """A channel that is multiplied by sigmoid(excitation) still depends on a single unit."""
     parts = {"first": nn.Conv2d(2, 4, 3), "down": nn.Linear(4, 2), "up": nn.Linear(2, 4), "last": nn.Linear(4, 3)}
 
     def forward(own, x):
@@ -317,18 +335,20 @@ def test_squeeze_and_excitation():
         factor = torch.sigmoid(own.up(own.down(x.mean((2, 3))).relu()))
         return own.last((x * factor[:, :, None, None]).mean((2, 3)))
 
-    units = check_units(Do(forward, **parts), images(2, 8, 8))
-    assert reads(units, "down") == EACH
-    assert reads(units, "up") == [{4}, {5}]
-    assert reads(units, "last") in (EACH, [{6 + k} for k in range(4)]), "either factor will do"
+    units = check_units(Lambda(forward, **parts), images(2, 8, 8))
+    assert input_dependencies(units, "down") == EACH
+    assert input_dependencies(units, "up") == [{4}, {5}]
+    assert input_dependencies(units, "last") in (EACH, [{6 + k} for k in range(4)]), "either factor is correct"
 
 
 def test_other_layouts_and_precisions():
     x = images(2, 8, 8)
     last = residual(nn.Identity(), nn.BatchNorm2d).to(memory_format=torch.channels_last)
-    assert reads(check_units(last, x.to(memory_format=torch.channels_last)), "last") == [{k, 8 + k} for k in range(4)]
-    assert reads(check_units(between(nn.ReLU()).double(), x.double()), "second") == EACH
-    assert reads(check_units(between(nn.ReLU()).bfloat16(), x.bfloat16()), "second") == EACH
+    assert input_dependencies(check_units(last, x.to(memory_format=torch.channels_last)), "last") == [
+        {k, 8 + k} for k in range(4)
+    ]
+    assert input_dependencies(check_units(between_layers(nn.ReLU()).double(), x.double()), "second") == EACH
+    assert input_dependencies(check_units(between_layers(nn.ReLU()).bfloat16(), x.bfloat16()), "second") == EACH
 
 
 def test_every_kind_of_norm_in_a_residual_network():
@@ -336,43 +356,43 @@ def test_every_kind_of_norm_in_a_residual_network():
         check_units(residual(nn.Identity(), norm), images(2, 8, 8))
 
 
-# Parameters that are not simply a layer's own
+# Parameters that several layers use, or that are copied, sliced or shared
 
 
-def test_a_layer_used_twice_is_held_for_both_uses():
+def test_a_layer_called_twice_is_masked_for_both_calls():
     layer = nn.Linear(3, 3)
     units = check_units(nn.Sequential(nn.Linear(2, 3), layer, nn.ReLU(), layer), images(2))
     assert units.layers == {"0": slice(0, 3), "1": slice(3, 6), "1 (call 2)": slice(6, 9)}
     values = torch.zeros(9)
     values[[0, 4]] = 1  # reads unit 0, writes unit 1 of the first call
-    assert units.spread(values)["1.weight"].nonzero().tolist() == [[1, 0]]
+    assert units.weight_masks(values)["1.weight"].nonzero().tolist() == [[1, 0]]
     values[[3, 8]] = 1  # and of the second call: reads unit 0 or 1 of the first, writes unit 2
-    assert units.spread(values)["1.weight"].nonzero().tolist() == [[0, 0], [1, 0], [2, 0], [2, 1]]
-    assert units.spread(values)["1.bias"].tolist() == [1, 1, 1]
+    assert units.weight_masks(values)["1.weight"].nonzero().tolist() == [[0, 0], [1, 0], [2, 0], [2, 1]]
+    assert units.weight_masks(values)["1.bias"].tolist() == [1, 1, 1]
 
 
 def test_tied_weights():
     """A decoder with the transposed weights of its encoder: the union of both uses."""
-    trunk = Do(lambda own, x: F.linear(own.code(x).relu(), own.code.weight.T), code=nn.Linear(4, 3))
+    trunk = Lambda(lambda own, x: F.linear(own.code(x).relu(), own.code.weight.T), code=nn.Linear(4, 3))
     units = check_units(trunk, images(4))
     assert units.layers == {"code": slice(0, 3), "linear()": slice(3, 7)}
     values = torch.zeros(7)
     values[[1, 5]] = 1
-    assert units.spread(values)["code.weight"].nonzero().tolist() == [[1, 0], [1, 1], [1, 2], [1, 3]]
+    assert units.weight_masks(values)["code.weight"].nonzero().tolist() == [[1, 0], [1, 1], [1, 2], [1, 3]]
     values[0], values[1] = 0, 0
-    assert not units.spread(values)["code.weight"].any(), "unit 5 reads no unit that is on"
+    assert not units.weight_masks(values)["code.weight"].any(), "unit 5 reads no unit that is used"
     trunk = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     trunk[2].weight = trunk[0].weight  # one parameter in two modules
     units = check_units(trunk, images(4))
     values = torch.zeros(8)
     values[[2, 7]] = 1
-    assert units.spread(values)["0.weight"].nonzero().tolist() == [[2, 0], [2, 1], [2, 2], [2, 3], [3, 2]]
+    assert units.weight_masks(values)["0.weight"].nonzero().tolist() == [[2, 0], [2, 1], [2, 2], [2, 3], [3, 2]]
 
 
 def test_slices_and_copies_of_weights():
-    """Elements of a parameter are known wherever they are taken from; those that nothing used are held, to be safe."""
+    """Elements are traced through slices and copies; elements that nothing used on the example are frozen, to be safe."""
     table = nn.Parameter(torch.randn(6, 4))
-    trunk = Do(lambda own, x: F.linear(F.linear(x, own.table[:3]).relu(), own.table[3:5, [2, 0, 1]]), table=table)
+    trunk = Lambda(lambda own, x: F.linear(F.linear(x, own.table[:3]).relu(), own.table[3:5, [2, 0, 1]]), table=table)
     units = check_units(trunk, images(4))
     values = torch.zeros(5)
     values[[1, 4]] = 1
@@ -381,16 +401,16 @@ def test_slices_and_copies_of_weights():
     expected[4, 0] = 1  # unit 4 reads unit 1 through column [2, 0, 1][1]
     expected[3:5, 3] = 1
     expected[5] = 1
-    assert torch.equal(units.spread(values)["table"], expected)
+    assert torch.equal(units.weight_masks(values)["table"], expected)
     both = {"one": nn.Linear(4, 2), "two": nn.Linear(4, 3), "last": nn.Linear(5, 2)}
-    joined = Do(lambda own, x: own.last(F.linear(x, torch.cat([own.one.weight, own.two.weight])).relu()), **both)
+    joined = Lambda(lambda own, x: own.last(F.linear(x, torch.cat([own.one.weight, own.two.weight])).relu()), **both)
     units = check_units(joined, images(4))
     values = torch.zeros(7)
     values[[0, 3]] = 1
-    spread = units.spread(values)
-    assert spread["one.weight"][:, 0].tolist() == [1, 0]
-    assert spread["two.weight"][:, 0].tolist() == [0, 1, 0]
-    assert not units.whole
+    masks = units.weight_masks(values)
+    assert masks["one.weight"][:, 0].tolist() == [1, 0]
+    assert masks["two.weight"][:, 0].tolist() == [0, 1, 0]
+    assert not units.frozen_entirely
 
 
 def test_parameters_that_share_a_storage():
@@ -403,7 +423,7 @@ def test_parameters_that_share_a_storage():
     )
     values = torch.rand(5)
     for name in ("0.weight", "2.weight"):
-        assert torch.equal(units.spread(values)[name], plain.spread(values)[name])
+        assert torch.equal(units.weight_masks(values)[name], plain.weight_masks(values)[name])
     trunk[2].weight = nn.Parameter(flat[2:8].view(2, 3))  # now they overlap
     tasks = toy_tasks(2, shape=(4,))
     hat = HAT(Network(trunk, [3, 3], tasks[0].train.inputs(torch.arange(2))))
@@ -415,48 +435,50 @@ def test_parameters_that_share_a_storage():
 
 
 def test_a_branch_that_the_example_did_not_take():
-    """What other inputs may use is held, or its use refused."""
+    """Weights that only other inputs use are frozen; a layer that only other inputs call is an error."""
     bank = nn.Parameter(torch.randn(2, 3, 4))
-    trunk = Do(lambda own, x: own.last(F.linear(x, own.bank[int(x.sum() > 0)]).relu()), bank=bank, last=nn.Linear(3, 2))
+    trunk = Lambda(lambda own, x: own.last(F.linear(x, own.bank[int(x.sum() > 0)]).relu()), bank=bank, last=nn.Linear(3, 2))
     for sign, held in ((1, [1, 0]), (-1, [0, 1])):
-        spread = Units(trunk, sign * torch.ones(2, 4)).spread(torch.zeros(5))
-        assert spread["bank"].flatten(1).amin(1).tolist() == spread["bank"].flatten(1).amax(1).tolist() == held
+        masks = Units(trunk, sign * torch.ones(2, 4)).weight_masks(torch.zeros(5))
+        assert masks["bank"].flatten(1).amin(1).tolist() == masks["bank"].flatten(1).amax(1).tolist() == held
     branches = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)])
-    trunk = Do(lambda own, x: own.branches[int(x.sum() > 0)](x), branches=branches)
-    with pytest.raises(ValueError, match=r"calls branches\.1\.weight \(call 1\), which it did not on the example"):
+    trunk = Lambda(lambda own, x: own.branches[int(x.sum() > 0)](x), branches=branches)
+    with pytest.raises(ValueError, match=r"branches\.1\.weight \(call 1\).*example"):
         Units(trunk, -torch.ones(2, 4)).run(torch.ones(2, 4), torch.ones(3))
 
 
-# What can't be followed
+# What cannot be traced
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_what_can_t_be_followed_is_held_whole_or_refused_by_name(name, monkeypatch):
-    monkeypatch.setattr("torch.backends.mha._is_fastpath_enabled", False)  # it is never taken within a mode
-    part, parameter = UNKNOWN[name]
-    units = check_units(around(part), images(3, 5))
-    assert any(held.startswith(f"2.{parameter}") for held in units.whole)
-    assert all((units.spread(torch.zeros(units.count))[held] == 1).all() for held in units.whole)
-    assert not any(held.startswith(("0.", "5.")) for held in units.whole), "the layers around it are followed"
-    with pytest.raises(ValueError, match=rf"2\.{parameter}.* \(\w+\) goes into \w+, where units can't be followed"):
-        Units(around(part), images(3, 5), on_unknown="error")
-    left = Units(around(part), images(3, 5), on_unknown="error", leave="2.*")
-    assert set(units.whole) <= set(left.whole)
+@pytest.mark.parametrize("name", UNTRACEABLE)
+def test_untraceable_parameters_are_frozen_entirely_or_named_in_an_error(name, monkeypatch):
+    monkeypatch.setattr("torch.backends.mha._is_fastpath_enabled", False)  # it is never used within a mode
+    part, parameter = UNTRACEABLE[name]
+    units = check_units(trunk_around(part), images(3, 5))
+    assert any(held.startswith(f"2.{parameter}") for held in units.frozen_entirely)
+    assert all((units.weight_masks(torch.zeros(units.count))[held] == 1).all() for held in units.frozen_entirely)
+    assert not any(held.startswith(("0.", "5.")) for held in units.frozen_entirely), "the layers around it are traced"
+    with pytest.raises(ValueError, match=rf"2\.{parameter}.* \(\w+\) is used by \w+.*leave=.2\.{parameter}"):
+        Units(trunk_around(part), images(3, 5), on_unknown="error")
+    left = Units(trunk_around(part), images(3, 5), on_unknown="error", leave="2.*")
+    assert set(units.frozen_entirely) <= set(left.frozen_entirely)
 
 
 def test_parts_left_out_by_pattern():
     trunk = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     units = check_units(trunk, images(3), leave="0.*, 2.weight")
-    assert set(units.whole) == {"0.weight", "0.bias", "2.weight"}
-    assert units.whole["2.weight"] == "left out by '2.weight'"
-    assert set(Units(trunk, images(3), leave="4").whole) == {"4.weight", "4.bias"}, "a part with all that lies in it"
+    assert set(units.frozen_entirely) == {"0.weight", "0.bias", "2.weight"}
+    assert units.frozen_entirely["2.weight"] == "left out by '2.weight'"
+    assert set(Units(trunk, images(3), leave="4").frozen_entirely) == {"4.weight", "4.bias"}, (
+        "a module with all its parameters"
+    )
     with pytest.raises(ValueError, match=r"leave='5\.\*' matches no parameter"):
         Units(trunk, images(3), leave="5.*")
-    assert Units(trunk, images(3)).whole == {}
+    assert Units(trunk, images(3)).frozen_entirely == {}
 
 
-def test_a_frozen_part_that_can_t_be_followed_is_no_error():
-    trunk = around(UNKNOWN["attention"][0])
+def test_an_untraceable_module_that_is_not_trained_is_no_error():
+    trunk = trunk_around(UNTRACEABLE["attention"][0])
     trunk[2].requires_grad_(False)
     assert Units(trunk, images(3, 5), on_unknown="error").count == 12
 
@@ -466,28 +488,30 @@ def test_a_trunk_without_layers():
         Units(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12)), images(3, 4))
 
 
-def test_a_trunk_that_gives_something_else_in_training():
-    trunk = Do(lambda own, x: (own.layer(x), x) if own.training else own.layer(x), layer=nn.Linear(3, 2))
-    with pytest.raises(ValueError, match="in training mode the trunk must give a tensor of features, not tuple"):
+def test_a_trunk_that_returns_a_tuple_in_training_is_refused():
+    trunk = Lambda(lambda own, x: (own.layer(x), x) if own.training else own.layer(x), layer=nn.Linear(3, 2))
+    with pytest.raises(ValueError, match=r"training mode.*tensor.*not tuple"):
         Units(trunk, images(3))
 
 
 def test_a_parameter_without_elements():
-    trunk = Do(lambda own, x: own.layer(x), layer=nn.Linear(3, 2), nothing=nn.Parameter(torch.empty(0)))
-    assert check_units(trunk, images(3)).spread(torch.ones(2))["nothing"].shape == (0,)
+    trunk = Lambda(lambda own, x: own.layer(x), layer=nn.Linear(3, 2), nothing=nn.Parameter(torch.empty(0)))
+    assert check_units(trunk, images(3)).weight_masks(torch.ones(2))["nothing"].shape == (0,)
 
 
 def test_layers_by_function_have_names_of_their_own():
     """A module may be called linear, and a layer without a module too."""
-    trunk = Do(lambda own, x: own.linear(F.linear(x, own.w.T)), w=nn.Parameter(torch.randn(3, 4)), linear=nn.Linear(4, 2))
+    trunk = Lambda(
+        lambda own, x: own.linear(F.linear(x, own.w.T)), w=nn.Parameter(torch.randn(3, 4)), linear=nn.Linear(4, 2)
+    )
     assert Units(trunk, images(3)).layers == {"linear()": slice(0, 4), "linear": slice(4, 6)}
 
 
-# The traps of the design, one by one
+# Known pitfalls, one by one
 
 
-def test_trap_batch_norm_the_gate_sits_behind_it():
-    """In front alone, a closed unit leaks through the shift; and in front too, the gate would get hardly any gradient."""
+def test_pitfall_the_gate_is_applied_behind_a_batch_norm():
+    """A gate only in front would let the norm's bias through; a gate also in front would get hardly any gradient."""
     trunk = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 2)).eval()
     nn.init.normal_(trunk[1].bias)
     units, x = check_units(trunk, images(2, 8, 8)), images(2, 8, 8)
@@ -498,7 +522,7 @@ def test_trap_batch_norm_the_gate_sits_behind_it():
 
 
 @pytest.mark.parametrize("norm", [nn.GroupNorm(2, 4), nn.LayerNorm([4, 6, 6]), nn.RMSNorm([4, 6, 6])])
-def test_trap_norms_that_mix_units_are_gated_in_front_and_behind(norm):
+def test_pitfall_norms_that_mix_units_are_gated_in_front_and_behind(norm):
     trunk = nn.Sequential(nn.Conv2d(2, 4, 3), copy.deepcopy(norm), nn.Flatten(), nn.Linear(4 * 36, 2)).eval()
     for p in trunk[1].parameters():
         nn.init.normal_(p)
@@ -515,24 +539,24 @@ def preactivated():
         x = own.one(x)
         return own.last(own.norm(x + own.two(x.relu())).relu().mean((2, 3)))
 
-    trunk = Do(forward, **parts, last=nn.Linear(4, 3))
+    trunk = Lambda(forward, **parts, last=nn.Linear(4, 3))
     nn.init.normal_(trunk.norm.bias)
     return trunk.eval()
 
 
-def test_trap_a_norm_on_a_sum_has_gates_of_its_own():
-    """Its shift makes a channel non-zero that no unit of the task feeds."""
+def test_pitfall_a_norm_on_a_sum_has_gates_of_its_own():
+    """Its bias makes a channel non-zero although all units that feed it are closed."""
     units = check_units(preactivated(), images(2, 8, 8))
     assert units.layers == {"one": slice(0, 4), "two": slice(4, 8), "norm": slice(8, 12), "last": slice(12, 15)}
-    assert reads(units, "last") == [{8 + k} for k in range(4)]
+    assert input_dependencies(units, "last") == [{8 + k} for k in range(4)]
     gates = torch.ones(15)
     gates[8:12] = 0
     torch.testing.assert_close(units.run(images(2, 8, 8), gates), units.trunk.last.bias.expand(5, 3))
 
 
-def test_trap_after_a_concatenation_the_same_gates_are_applied_again():
+def test_pitfall_after_a_concatenation_the_same_gates_are_applied_again():
     parts = {"one": nn.Conv2d(2, 3, 1), "two": nn.Conv2d(2, 2, 1), "norm": nn.BatchNorm2d(5), "last": nn.Linear(5, 3)}
-    trunk = Do(lambda own, x: own.last(own.norm(torch.cat([own.two(x), own.one(x)], 1)).mean((2, 3))), **parts)
+    trunk = Lambda(lambda own, x: own.last(own.norm(torch.cat([own.two(x), own.one(x)], 1)).mean((2, 3))), **parts)
     nn.init.normal_(trunk.norm.bias)
     units = check_units(trunk, images(2, 8, 8))
     assert units.layers == {"two": slice(0, 2), "one": slice(2, 5), "last": slice(5, 8)}
@@ -542,29 +566,29 @@ def test_trap_after_a_concatenation_the_same_gates_are_applied_again():
     torch.testing.assert_close(units.run(images(2, 8, 8), gates), trunk.last.bias.expand(5, 3))
 
 
-def test_trap_a_second_reader_besides_the_norm_needs_a_gate_of_its_own():
+def test_pitfall_a_second_reader_besides_the_norm_needs_a_gate_of_its_own():
     parts = {"one": nn.Conv2d(2, 4, 1), "norm": nn.BatchNorm2d(4), "last": nn.Linear(4, 3)}
 
     def forward(own, x):
         x = own.one(x)
         return own.last((own.norm(x) + x.tanh()).mean((2, 3)))
 
-    units = check_units(Do(forward, **parts), images(2, 8, 8))
+    units = check_units(Lambda(forward, **parts), images(2, 8, 8))
     assert units.gates["one.weight", 1] is not None
-    assert reads(units, "last") == EACH
+    assert input_dependencies(units, "last") == EACH
 
 
-def test_trap_the_features_themselves_are_a_second_reader():
+def test_pitfall_the_features_themselves_are_a_second_reader():
     def forward(own, x):
         x = own.one(x)
-        own.norm(x)  # looked at and thrown away
+        own.norm(x)  # its result is not used
         return x
 
-    units = check_units(Do(forward, one=nn.Linear(3, 4), norm=nn.BatchNorm1d(4)), images(3))
+    units = check_units(Lambda(forward, one=nn.Linear(3, 4), norm=nn.BatchNorm1d(4)), images(3))
     assert units.gates["one.weight", 1] is not None
 
 
-def test_trap_a_function_with_f_of_0_is_gated_again():
+def test_pitfall_a_function_with_f_of_0_not_0_is_gated_again():
     trunk = nn.Sequential(nn.Linear(3, 4), nn.Softplus(), nn.Linear(4, 2))
     units = check_units(trunk, images(3))
     gates = torch.tensor([1.0, 0.0, 0.5, 1.0, 1.0, 1.0])
@@ -572,8 +596,8 @@ def test_trap_a_function_with_f_of_0_is_gated_again():
     torch.testing.assert_close(units.run(images(3), gates), expected)
 
 
-def test_trap_zero_times_infinity():
-    """Gates that multiply let an overflow through, as nan; gates that select don't."""
+def test_pitfall_zero_times_infinity():
+    """Gates that multiply turn an infinity into nan; gates that select (bool) do not."""
     trunk = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
     units = Units(trunk, images(3))
     gates = torch.tensor([True, False, True, True, True, True])
@@ -584,7 +608,7 @@ def test_trap_zero_times_infinity():
         assert units.run(images(3), gates.float()).isnan().any()
 
 
-def test_trap_buffers_that_training_writes_are_per_task():
+def test_pitfall_buffers_that_training_writes_are_per_task():
     trunk = nn.Sequential(nn.Flatten(), spectral_norm(nn.Linear(16, 8)), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8))
     tasks = toy_tasks(2)
     net = Network(trunk, [3, 3], tasks[0].train.inputs(torch.arange(2)))
@@ -600,98 +624,103 @@ def test_trap_buffers_that_training_writes_are_per_task():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_trap_gradient_checkpointing_is_refused(reentrant):
+def test_pitfall_gradient_checkpointing_is_refused(reentrant):
     parts = {"one": nn.Linear(3, 4), "two": nn.Linear(4, 4)}
-    trunk = Do(lambda own, x: checkpoint(own.two, own.one(x), use_reentrant=reentrant), **parts)
+    trunk = Lambda(lambda own, x: checkpoint(own.two, own.one(x), use_reentrant=reentrant), **parts)
     with pytest.raises(ValueError, match="gradient checkpointing"):
         Units(trunk, images(3))
 
 
-def test_trap_a_training_path_that_differs_is_noticed():
+def test_pitfall_a_forward_pass_that_differs_in_training_is_refused():
     parts = {"one": nn.Linear(16, 4), "two": nn.Linear(4, 4)}
-    trunk = Do(lambda own, x: own.two(own.one(x.flatten(1))) if own.training else own.one(x.flatten(1)), **parts)
+    trunk = Lambda(lambda own, x: own.two(own.one(x.flatten(1))) if own.training else own.one(x.flatten(1)), **parts)
     tasks = toy_tasks(1)
     hat = HAT(Network(trunk, [3], tasks[0].train.inputs(torch.arange(2))))
-    with pytest.raises(ValueError, match=r"the trunk calls two\.weight \(call 1\), which it did not on the example"):
+    with pytest.raises(ValueError, match=r"two\.weight \(call 1\).*example"):
         learn(hat, tasks)
 
 
-def test_trap_the_check_of_these_tests_does_not_pass_for_nothing(monkeypatch):
+def test_pitfall_check_units_can_fail(monkeypatch):
     trunk, x = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 4)), images(3)
     with pytest.raises(AssertionError, match="constant"):
-        check_units(nn.Sequential(nn.Linear(3, 6), just(lambda x: 0 * x), nn.Linear(6, 4)), x)
-    spread = Units.spread
-    monkeypatch.setattr(Units, "spread", lambda units, values: {n: 0 * t for n, t in spread(units, values).items()})
+        check_units(nn.Sequential(nn.Linear(3, 6), as_module(lambda x: 0 * x), nn.Linear(6, 4)), x)
+    masks = Units.weight_masks
+    monkeypatch.setattr(Units, "weight_masks", lambda units, values: {n: 0 * t for n, t in masks(units, values).items()})
     monkeypatch.setattr(Units, "_check", lambda *args: None)
     with pytest.raises(AssertionError, match="has a gradient"):
         check_units(trunk, x)
 
 
-# Holes in the rules are found when units are made
+# Errors in the rules are found when units are constructed
 
 
-def test_labels_of_sums_and_products():
-    labels = Labels()
-    one, two = labels.number(frozenset([1])), labels.number(frozenset([2, 3]))
-    a, b = torch.tensor([one, one, one, NEVER, NEVER]), torch.tensor([two, ALWAYS, NEVER, ALWAYS, NEVER])
-    assert [labels.sets[n] for n in labels.join(a, b)] == [{1, 2, 3}, None, {1}, None, set()]
-    assert [labels.sets[n] for n in labels.product(a, b)] == [{1}, {1}, set(), set(), set()]
-    assert [labels.sets[n] for n in labels.reduce(torch.stack([a, b]), [0])[0]] == [{1, 2, 3}, None, {1}, None, set()]
+def test_sets_of_sums_and_products():
+    dependencies = DependencySets()
+    one, two = dependencies.id_of(frozenset([1])), dependencies.id_of(frozenset([2, 3]))
+    a = torch.tensor([one, one, one, ALWAYS_ZERO, ALWAYS_ZERO])
+    b = torch.tensor([two, ALWAYS_ACTIVE, ALWAYS_ZERO, ALWAYS_ACTIVE, ALWAYS_ZERO])
+
+    def sets(ids):
+        return [dependencies.sets[k] for k in ids]
+
+    assert sets(dependencies.union(a, b)) == [{1, 2, 3}, None, {1}, None, set()]
+    assert sets(dependencies.smaller(a, b)) == [{1}, {1}, set(), set(), set()]
+    assert sets(dependencies.reduce(torch.stack([a, b]), [0])[0]) == [{1, 2, 3}, None, {1}, None, set()]
 
 
-def sums_by_the_smaller(monkeypatch):
-    monkeypatch.setattr(Labels, "_join", Labels._smaller)
+def sums_take_the_smaller_set(monkeypatch):
+    monkeypatch.setattr(DependencySets, "_union", DependencySets._smaller)
     return residual(nn.Identity(), nn.BatchNorm2d)
 
 
-def products_of_nothing(monkeypatch):
-    monkeypatch.setattr(Labels, "_smaller", lambda labels, a, b: NEVER)
-    return between(just(lambda x: x * x.mean()))
+def products_are_always_zero(monkeypatch):
+    monkeypatch.setattr(DependencySets, "_smaller", lambda dependencies, a, b: ALWAYS_ZERO)
+    return between_layers(as_module(lambda x: x * x.mean()))
 
 
 def norms_without_gates(monkeypatch):
-    placed = Trace.placed
+    final_gates = Trace.final_gates
 
     def without(trace, x):
-        return {key: None if "norm" in key[0] else gate for key, gate in placed(trace, x).items()}
+        return {key: None if "norm" in key[0] else gate for key, gate in final_gates(trace, x).items()}
 
-    monkeypatch.setattr(Trace, "placed", without)
+    monkeypatch.setattr(Trace, "final_gates", without)
     return preactivated()
 
 
-def every_function_through_zero(monkeypatch):
-    monkeypatch.setattr(Shadows, "_pointwise", lambda shadows, func, args, kwargs, floats, outputs: shadows.of(floats[0]))
-    return between(just(lambda x: x + 1))
+def every_function_maps_zero_to_zero(monkeypatch):
+    monkeypatch.setattr(DependencyTracker, "_pointwise_ids", lambda tracker, f, args, kwargs, x, out: tracker.set_ids(x[0]))
+    return between_layers(as_module(lambda x: x + 1))
 
 
-def every_reader_a_norm(monkeypatch):
-    monkeypatch.setattr(Trace, "placed", lambda trace, x: {
+def every_reader_is_a_norm(monkeypatch):
+    monkeypatch.setattr(Trace, "final_gates", lambda trace, x: {
         key: None if any(key == layer[2] for layer in trace.readers.values()) else gate for key, gate in trace.places.items()
     })  # fmt: skip
-    return between(nn.GroupNorm(2, 4))
+    return between_layers(nn.GroupNorm(2, 4))
 
 
 def gates_of_other_units(monkeypatch):
     call = Gate.__call__
     monkeypatch.setattr(Gate, "__call__", lambda gate, x, gates: call(gate, x, gates.roll(1)))
-    return between(nn.ReLU())
+    return between_layers(nn.ReLU())
 
 
-def biases_without_owners(monkeypatch):
-    use = Trace._use
+def biases_are_not_recorded(monkeypatch):
+    record_use = Trace._record_use
 
     def skip(trace, positions, writes, reads):
         if positions.dim() > 1:
-            use(trace, positions, writes, reads)
+            record_use(trace, positions, writes, reads)
 
-    monkeypatch.setattr(Trace, "_use", skip)
+    monkeypatch.setattr(Trace, "_record_use", skip)
     monkeypatch.setattr("hatrack.tracing.units._unused", lambda uses, total: torch.zeros(total))
-    return between(nn.ReLU())
+    return between_layers(nn.ReLU())
 
 
 SABOTAGE = [
-    sums_by_the_smaller, products_of_nothing, norms_without_gates, every_function_through_zero, every_reader_a_norm,
-    gates_of_other_units, biases_without_owners,
+    sums_take_the_smaller_set, products_are_always_zero, norms_without_gates, every_function_maps_zero_to_zero,
+    every_reader_is_a_norm, gates_of_other_units, biases_are_not_recorded,
 ]  # fmt: skip
 
 
@@ -699,32 +728,32 @@ SABOTAGE = [
 def test_a_broken_rule_is_found_at_construction(sabotage):
     with pytest.MonkeyPatch.context() as monkeypatch:
         trunk = sabotage(monkeypatch)
-        with pytest.raises(ValueError, match=r"not followed rightly: .*matter to a task that does not use them; leave="):
+        with pytest.raises(ValueError, match=r"not traced correctly: .*leave="):
             Units(trunk, images(2, 8, 8))
     Units(trunk, images(2, 8, 8))
 
 
-# A classifier as it comes
+# A classifier whose last layer is replaced by heads
 
 
-def squeezed():
-    """Its last layer is a convolution, behind which there are still a ReLU and a pool."""
+def convolutional_classifier():
+    """Return a classifier whose last layer is a convolution, followed by a ReLU and a pool."""
     end = [nn.Conv2d(6, 5, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Dropout(), *end)
 
 
 def test_a_classifier_with_a_linear_head():
     parts = {"body": nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.ReLU()), "fc": nn.Linear(7, 5)}
-    model = Do(lambda own, x: own.fc(own.body(x)), **parts)
+    model = Lambda(lambda own, x: own.fc(own.body(x)), **parts)
     net = Network.from_classifier(model, [3, 2], images(1, 4, 4))
     assert net.features == 7
-    assert isinstance(model.fc, nn.Linear), "the model that was given is as it was"
+    assert isinstance(model.fc, nn.Linear), "the given model is not changed"
     assert torch.equal(net.trunk(images(1, 4, 4)), model.body(images(1, 4, 4)))
     assert [head.out_features for head in net.heads] == [3, 2]
 
 
 def test_a_classifier_with_a_convolution_as_its_head():
-    model = squeezed().eval()
+    model = convolutional_classifier().eval()
     net = Network.from_classifier(model, [3], images(1, 4, 4))
     assert net.features == 6
     expected = model[0](images(1, 4, 4)).relu().mean((2, 3))
@@ -733,8 +762,13 @@ def test_a_classifier_with_a_convolution_as_its_head():
 
 def test_a_classifier_whose_outputs_are_no_layer_s_units():
     body = [nn.Flatten(), nn.Linear(16, 5)]
-    for end in (nn.LogSoftmax(1), just(lambda x: x.flip(1)), just(lambda x: x[:, :4]), just(lambda x: torch.cat([x, x], 1))):
-        with pytest.raises(ValueError, match="no layer's units are the outputs of this classifier; cut it by hand"):
+    for end in (
+        nn.LogSoftmax(1),
+        as_module(lambda x: x.flip(1)),
+        as_module(lambda x: x[:, :4]),
+        as_module(lambda x: torch.cat([x, x], 1)),
+    ):
+        with pytest.raises(ValueError, match="no layer's units are the outputs"):
             Network.from_classifier(nn.Sequential(*body, end), [3], images(1, 4, 4))
 
 
@@ -769,7 +803,7 @@ def test_norms_per_task_forget_nothing_and_shared_ones_do():
     assert changes["task"] == 0 < changes["shared"]
 
 
-def test_a_released_task_is_as_one_never_learned():
+def test_a_released_task_is_like_a_task_never_learned():
     tasks = toy_tasks(3)
     hat, fresh = make(tasks), make(tasks)
     learn(hat, tasks[:2], Trainer(FIRM))
@@ -778,7 +812,7 @@ def test_a_released_task_is_as_one_never_learned():
     assert torch.equal(logits(hat, tasks[1]), before[1])
     assert not torch.equal(logits(hat, tasks[0]), before[0])
     fresh.net.trunk.load_state_dict(hat.net.trunk.state_dict())
-    assert torch.equal(logits(hat, tasks[0]), logits(fresh, tasks[0])), "gates, norms and head are those of the beginning"
+    assert torch.equal(logits(hat, tasks[0]), logits(fresh, tasks[0])), "gates, norms and head are reset"
     with pytest.raises(IndexError, match="no task 3"):
         hat.release(3)
 
@@ -800,7 +834,7 @@ def test_released_units_can_be_used_again():
     assert torch.equal(logits(hat, tasks[1]), second)
 
 
-def test_a_task_that_is_learned_again_leaves_the_others_alone():
+def test_learning_a_task_again_does_not_change_the_others():
     tasks, others = toy_tasks(3), toy_tasks(3, seed=5)
     hat = make(tasks)
     learn(hat, tasks, Trainer(FIRM))
@@ -812,7 +846,7 @@ def test_a_task_that_is_learned_again_leaves_the_others_alone():
     assert hat.done.tolist() == [True] * 3
 
 
-def test_capacity_that_runs_out_is_said():
+def test_a_warning_names_layers_without_free_units():
     tasks = toy_tasks(2)
     hat = make(tasks)
     learn(hat, tasks[:1])
@@ -824,7 +858,7 @@ def test_capacity_that_runs_out_is_said():
     assert torch.equal(first, logits(hat, tasks[0]))
 
 
-def test_a_layer_with_no_unit_on_gives_zeros():
+def test_a_layer_without_open_units_returns_zeros():
     tasks = toy_tasks(2)
     hat = make(tasks)
     learn(hat, tasks[:1])

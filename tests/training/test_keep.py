@@ -260,7 +260,7 @@ def free(method: Method) -> list[tuple[nn.Parameter, torch.Tensor]]:
     """The weights of the trunk that no finished task uses, by each method's own account."""
     trunk = dict(method.net.trunk.named_parameters())
     if isinstance(method, METHODS["hat"]):
-        spread = [method.units.spread(gates.float()) for gates in method.gates]
+        spread = [method.units.weight_masks(gates.float()) for gates in method.gates]
         return [(p, torch.stack([masks[name] for masks in spread]).amax(0) == 0) for name, p in trunk.items()]
     pmask = isinstance(method, METHODS["pmask"])
     weights = method.weights() if pmask else [method.net.get_parameter(name) for name in method.packed]
@@ -387,11 +387,11 @@ def test_files_that_are_none(path, tmp_path):
     told("can't be read", tmp_path)
     for content in (b"", b"x", pickle.dumps(Trap()), pickle.dumps({"state": 1}), bytes(8), b"\xff" * 100):
         path.write_bytes(content)
-        told("is not a file of hatrack, or not whole")
+        told("is not a file of hatrack")
         with pytest.raises(ValueError, match="is not a record"):
             Record.load(path)
     torch.save({"trap": Trap()}, path)
-    told("is not a file of hatrack, or not whole")
+    told("is not a file of hatrack")
     tensors.save(path, {}, {"kind": "something else"})
     told("holds no method")
 

@@ -1,0 +1,113 @@
+"""The gates of a trunk's units: where they are applied, and the mode that applies them whenever the trunk runs.
+
+A call of the trunk is identified by the parameter that it is given and a count, such as ("layer1.weight", 1), because a
+module may be called several times.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from hatrack.tracing.norm_calls import NORMS, arguments
+
+CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
+TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+LAYERS: dict[Any, tuple[str, ...]] = {
+    **dict.fromkeys(CONVOLUTIONS, ("input", "weight", "bias", "stride", "padding", "dilation", "groups")),
+    **dict.fromkeys(TRANSPOSED, ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")),
+    **dict.fromkeys(PRODUCTS, ("input", "weight")),
+    F.linear: ("input", "weight", "bias"),
+}
+REGATED = (  # pointwise functions with f(0) != 0: after them the gates are applied again
+    torch.sigmoid, Tensor.sigmoid, F.hardsigmoid, F.softplus, F.logsigmoid, torch.exp, Tensor.exp, torch.cos, Tensor.cos,
+)  # fmt: skip
+TRACED = {*LAYERS, *NORMS, *REGATED}
+Key = tuple[str, int]  # the name of a parameter, or of a function, and which of its calls
+
+
+class Gate(NamedTuple):
+    """The gates on the result of one call.
+
+    Attributes:
+        units: (channels,), the unit that gates each channel; -1 if the channel has no gate.
+        dim: the dimension of the result that holds the channels.
+        first: the first unit, if the units are consecutive; otherwise -1.
+    """
+
+    units: Tensor
+    dim: int
+    first: int
+
+    def __call__(self, x: Tensor, gates: Tensor) -> Tensor:
+        """Return x with the gates (units,) applied: bools select, other types multiply."""
+        if self.first < 0:
+            values = torch.cat([gates, gates.new_ones(1)])[self.units]
+        else:
+            values = gates[self.first : self.first + len(self.units)]
+        values = values.view([-1 if d == self.dim else 1 for d in range(x.dim())])
+        return torch.where(values, x, 0) if values.dtype == torch.bool else x * values.to(x.dtype)
+
+    def same(self, other: "Gate | None") -> bool:
+        """Return whether another gate uses the same units along the same dimension."""
+        return other is not None and self.dim == other.dim and torch.equal(self.units, other.units)
+
+
+class CountedCalls(TorchFunctionMode):
+    """Base of `ApplyGates` and `Trace`: it gives every traced call its key.
+
+    Args:
+        names: the name of every parameter and buffer of the trunk, by `id`.
+    """
+
+    def __init__(self, names: dict[int, str]) -> None:
+        super().__init__()
+        self.names = names
+        self.counts: dict[str, int] = {}
+
+    def key(self, func: Any, args: Any, kwargs: Any) -> Key:
+        """Return the key of this call, and count it."""
+        given = (
+            arguments(func, args, kwargs) if func in NORMS else dict(zip(LAYERS.get(func, ()), args, strict=False)) | kwargs
+        )
+        tensors = [given[k] for k in ("weight", "running_mean") if given.get(k) is not None]
+        name = next((self.names[id(t)] for t in tensors if id(t) in self.names), f"{func.__name__}()")
+        self.counts[name] = self.counts.get(name, 0) + 1
+        return name, self.counts[name]
+
+
+class ApplyGates(CountedCalls):
+    """While this mode is active, the results of the trunk's calls are gated as the trace found out.
+
+    Args:
+        names: the name of every parameter and buffer of the trunk, by `id`.
+        places: the gate of every traced call; None if the call has none.
+        gates: (units,), the value of every gate.
+    """
+
+    def __init__(self, names: dict[int, str], places: Mapping[Key, Gate | None], gates: Tensor) -> None:
+        super().__init__(names)
+        self.places, self.gates = places, gates
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in TRACED:
+            key = self.key(func, args, kwargs or {})
+            if key not in self.places:
+                raise ValueError(
+                    f"the trunk calls {key[0]} (call {key[1]}), but it did not when it was traced on the example; "
+                    "all inputs must take the same path"
+                )
+            gate = self.places[key]
+            if gate is not None:
+                return gate(out, self.gates)
+        return out
+
+
+def tensor_names(trunk: nn.Module) -> dict[int, str]:
+    """Return the name of every parameter and buffer of a trunk, by the tensor's `id`."""
+    return {id(t): name for name, t in [*trunk.named_buffers(), *trunk.named_parameters()]}
