@@ -90,20 +90,21 @@ def test_a_validation_loss_that_is_not_finite_has_no_step():
 def test_the_mean_loss_of_an_epoch_is_exact():
     losses = []
 
-    class Noted(Trainer):
+    class Recording(Trainer):
         def start(self, method, task, **how):
-            course = super().start(method, task, **how)
-            step = course.step
+            loop = super().start(method, task, **how)
+            step = loop.step
 
-            def noted(index, number):
-                losses.append((step(index, number), len(index)))
-                return losses[-1][0]
+            def recorded(index, number):
+                found = step(index, number)
+                losses.append((found[number].clone(), len(index)))
+                return found
 
-            course.step = noted
-            return course
+            loop.step = recorded
+            return loop
 
     (task,) = toy_tasks(1, train=60, valid=0.0)
-    fitted = Noted(Regime(epochs=2, batch=16))(mine(Method), task)
+    fitted = Recording(Regime(epochs=2, batch=16))(mine(Method), task)
     assert [size for _, size in losses] == [16, 16, 16, 12] * 2
     for epoch, part in zip(fitted.epochs, (losses[:4], losses[4:]), strict=True):
         assert epoch.loss == math.fsum(loss.item() * size for loss, size in part) / 60

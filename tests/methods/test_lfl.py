@@ -12,7 +12,7 @@ from hatrack.networks.alexnet import alexnet
 from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 from hatrack.tasks.split import Batch
-from tests.helpers.learning import OPTIMIZERS, learn, logits, make
+from tests.helpers.learning import OPTIMIZERS, FunctionFit, learn, logits, make
 from tests.helpers.toys import toy_tasks
 
 
@@ -58,7 +58,7 @@ def test_the_loss_is_that_of_a_plain_loop(order, held, heads):
         found = method.loss(batch).item()
         seen.extend([found, *(plain_loss(method.net, teacher, batch, 0.02) for teacher in (old, None))])
 
-    method.learn(tasks[order[-1]], fit)
+    method.learn(tasks[order[-1]], FunctionFit(fit))
     found, with_old, without = seen
     assert found == pytest.approx(with_old if held else without, rel=1e-5)
     assert with_old > without + 1e-3, "the old features count"
@@ -167,7 +167,7 @@ def test_the_teacher_stands_still_and_is_no_part_of_the_method():
         assert all(p.grad is None and not p.requires_grad for p in teacher.parameters())
         assert set(method.state_dict()) == names
 
-    method.learn(tasks[1], fit)
+    method.learn(tasks[1], FunctionFit(fit))
     assert not torch.equal(before["2.weight"], method.net.trunk[2].weight)
     assert method.teacher == []
 

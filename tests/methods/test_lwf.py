@@ -11,7 +11,7 @@ from hatrack.methods.lwf import distillation
 from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 from hatrack.tasks.split import Batch
-from tests.helpers.learning import learn, logits, make
+from tests.helpers.learning import FunctionFit, learn, logits, make
 from tests.helpers.toys import toy_tasks
 
 
@@ -91,7 +91,7 @@ def test_the_loss_is_that_of_a_plain_loop(order, heads, earlier):
         seen.append((method.loss(batch).item(), plain_loss(method.net, old, batch, earlier, 0.7, 2.0)))
         seen.append((method.loss(batch).item(), plain_loss(method.net, old, batch, [], 0.7, 2.0)))
 
-    method.learn(tasks[order[-1]], fit)
+    method.learn(tasks[order[-1]], FunctionFit(fit))
     assert seen[0][0] == pytest.approx(seen[0][1], rel=1e-5)
     assert (seen[1][0] != pytest.approx(seen[1][1], rel=1e-3)) == bool(earlier), "the old answers count"
 
@@ -130,7 +130,7 @@ def test_the_teacher_stands_still_and_is_no_part_of_the_method():
         old = teacher.trunk(first_batch(task).x)
         assert torch.equal(old, teacher.trunk(first_batch(task).x)), "no dropout"
 
-    method.learn(tasks[1], fit)
+    method.learn(tasks[1], FunctionFit(fit))
     assert not torch.equal(before["trunk.2.weight"], method.net.trunk[2].weight)
     assert method.teacher == []
 

@@ -138,7 +138,7 @@ def test_the_gradient_of_the_penalty_is_that_of_autograd():
     for p, g in zip(weights, plain, strict=True):
         p.grad = g.clone()
     with torch.no_grad():
-        si.edit_grads(tasks[0].train.take(torch.arange(2), torch.tensor(0), torch.tensor(1), 2))
+        si.edit_grads(tasks[0].train.take(torch.arange(2), torch.tensor(0), torch.tensor(1), 2), None)
     penalty = 0.7 * (si.importance * (values(weights) - si.anchor) ** 2).sum()
     expected = [g + p for g, p in zip(plain, torch.autograd.grad(penalty, weights), strict=True)]
     torch.testing.assert_close([p.grad for p in weights], expected)

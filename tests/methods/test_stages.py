@@ -168,7 +168,7 @@ def test_a_head_of_the_usual_width_starts_as_the_network_s(init, heads):
 @pytest.mark.parametrize("task", [-1, 2])
 def test_a_task_that_is_not_there(task):
     with pytest.raises(IndexError, match=re.escape(f"no task {task}: the network has 2")):
-        network(nn.Linear(16, 5)).known(task)
+        network(nn.Linear(16, 5)).check_task_id(task)
 
 
 def test_training_only_some():
