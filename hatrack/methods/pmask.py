@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.annealing import Anneal, hardness
+from hatrack.methods.parts.bits import pack, unpack
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.parts.vectors import pieces
@@ -263,15 +264,3 @@ class _Masked(torch.autograd.Function):
         aten.hardtanh_backward.grad_input(grad, a, CLOSED, 1, grad_input=grad)  # 0 unless CLOSED < a < 1
         parts = zip(outer, pieces(a, weights), pieces(reused, weights), strict=True)
         return grad, None, None, None, *[torch.mul(g, gate, out=part) for g, gate, part in parts]
-
-
-def pack(bits: Tensor) -> Tensor:
-    """Store booleans (count,) as bits of bytes (count / 8, rounded up)."""
-    rows = F.pad(bits.to(torch.uint8), (0, -len(bits) % 8)).view(-1, 8)
-    return (rows << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(1, dtype=torch.uint8)
-
-
-def unpack(packed: Tensor, count: int) -> Tensor:
-    """Return the first `count` bits of bytes as booleans."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return ((packed[:, None] >> shifts) & 1).view(-1)[:count].bool()

@@ -86,7 +86,7 @@ def test_tasks_may_come_later(name):
 
 
 @every_method
-def test_a_task_may_be_asked_before_it_is_learned(name):
+def test_a_task_has_logits_before_it_is_learned(name):
     tasks = toy_tasks(3)
     method, twin = make(name, tasks, known=1), make(name, tasks)
     for one in (method, twin):
@@ -112,7 +112,7 @@ def test_a_task_may_be_learned_again(name):
 
 
 @every_method
-def test_a_fit_that_fails_leaves_the_method_as_it_was(name):
+def test_a_fit_that_fails_is_rolled_back(name):
     """Diverged, or stopped by hand: the same task can be learned at once in another way, and nothing is lost."""
     tasks = toy_tasks(2)
     method, twin = make(name, tasks), make(name, tasks)
@@ -319,7 +319,7 @@ def test_another_task_does_not_take_the_place_of_a_finished_one_by_mistake(name)
     learn(method, tasks[:1])
     answers = logits(method, tasks[0])
     other = dataclasses.replace(toy_tasks(1, seed=5)[0], name="other")
-    with pytest.raises(ValueError, match=r"task 0 is 'toy 0', which has been learned, and 'other' would take its place"):
+    with pytest.raises(ValueError, match=r"task 0 .*'toy 0'.*'other'"):
         learn(method, [other])
     assert torch.equal(logits(method, tasks[0]), answers)
     method.forget_task(0)
@@ -333,7 +333,7 @@ def test_a_task_that_was_not_learned_has_no_predictions():
     learn(method, tasks[:1])
     images = tasks[0].test.x[:2]
     assert len(method.predict(images, 0)) == 2
-    with pytest.raises(ValueError, match="task 1 has not been learned; learned are 0"):
+    with pytest.raises(ValueError, match=r"task 1 .*learned are 0"):
         method.predict(images, 1)
     with pytest.raises(IndexError, match="no task 2"):
         method.predict(images, 2)

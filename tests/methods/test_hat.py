@@ -1,4 +1,4 @@
-"""HAT against its formulas, and its promise against attempts to break it."""
+"""HAT against its formulas, and its guarantee against attempts to break it."""
 
 import math
 from dataclasses import replace
@@ -246,7 +246,7 @@ def test_gated_run_equals_a_gate_behind_every_layer():
     torch.testing.assert_close(units.run(x, gates), expected)
 
 
-# The promise
+# The guarantee
 
 
 def test_nothing_moves_under_adamw_with_tasks_added_later():
@@ -358,13 +358,13 @@ def test_a_network_that_is_full_still_learns_its_head():
     hat.gates[0] = True
     assert set(hat.usage().values()) == {1.0}
     before = logits(hat, tasks[0])
-    with pytest.warns(UserWarning, match="task 'toy 1' finds under 5% free in 2 of 2 layers"):
+    with pytest.warns(UserWarning, match="'toy 1' .*5% .*2 of 2 layers"):
         learn(hat, tasks[1:])
     assert torch.equal(before, logits(hat, tasks[0]))
     assert logits(hat, tasks[1]).isfinite().all()
 
 
-def test_embeddings_start_as_asked():
+def test_initial_embeddings():
     tasks = toy_tasks(2)
     normal, uniform = (make_hat(tasks, widths=(500, 500), embedding=kind) for kind in ("normal", "uniform"))
     e = torch.cat(list(normal.embeddings))
@@ -378,7 +378,7 @@ def test_embeddings_start_as_asked():
 
 
 def test_a_module_that_is_used_twice():
-    """Its second use is not passed over, and its weights are held for both."""
+    """Its second use is found, and its weights are frozen for both."""
     tasks = toy_tasks(3)
     act, layer = nn.ReLU(), nn.Linear(12, 12)
     trunk = nn.Sequential(nn.Flatten(), nn.Linear(16, 12), act, layer, act, layer, act)
@@ -436,7 +436,7 @@ def test_layers_that_the_user_froze_stay_open_and_cost_nothing():
 
 
 @pytest.mark.parametrize("masks", ["binary", "soft"])
-def test_an_interruption_after_the_fit_leaves_everything_as_it_was(masks, monkeypatch):
+def test_an_interruption_after_the_fit_is_rolled_back(masks, monkeypatch):
     tasks, others = toy_tasks(2), toy_tasks(2, seed=5)
     hat = make_hat(tasks, masks=masks)
     learn(hat, tasks)

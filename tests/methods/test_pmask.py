@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hatrack import HAT, Diverged, Network, Regime, Trainer, evaluate
-from hatrack.methods.pmask import LIMIT, PMASK, _Masked, pack, unpack
+from hatrack.methods.parts.bits import pack, unpack
+from hatrack.methods.pmask import LIMIT, PMASK, _Masked
 from hatrack.networks.alexnet import alexnet
 from hatrack.networks.mlp import mlp
 from hatrack.networks.resnet import resnet18
@@ -506,7 +507,7 @@ def test_a_task_that_is_not_there():
             logits(method, tasks[0], task)
 
 
-def test_a_task_learned_again_gives_up_what_it_had():
+def test_a_task_that_is_learned_again_frees_its_weights():
     tasks = toy_tasks(2)
     method = make(tasks, c=2.5)
     learn(method, tasks)
