@@ -39,7 +39,7 @@ def test_one_seed_gives_one_result(name):
     tasks = toy_tasks(2)
     states = []
     for _ in range(2):
-        torch.manual_seed(len(states))  # the world outside must not matter
+        torch.manual_seed(len(states))  # the global generator must not matter
         method = make(name, tasks)
         learn(method, tasks)
         states.append(method.state_dict())
@@ -267,7 +267,10 @@ def test_every_option_is_documented(name):
     method = METHODS[name]
     keywords = [p for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY]
     assert set(parameters(method)) == {p.name for p in keywords}, "every keyword has a help text"
-    assert inspect.getdoc(method)
+    text = inspect.getdoc(method)
+    assert " ".join(text.split("\n\n")[0].split()) == METHODS.entries[name].summary
+    assert "\nArgs:" in text
+    assert "\nExample:" in text
     entry = METHODS.entries[name]
     assert entry.paper
     assert entry.needs
