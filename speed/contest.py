@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hatrack import METHODS, NETWORKS, Method, Network, Regime, Split, Task, Trainer
 from hatrack.engine.choice import PAYS, Precision, choose_engine
-from hatrack.engine.interleaving import side_by_side
+from hatrack.engine.interleaving import run_interleaved
 from hatrack.engine.precision import precision_scope
 from hatrack.engine.recorded import own_stream
 from hatrack.seeds import seeded
@@ -222,7 +222,7 @@ def fleet(engine: str, seeds: int, device: torch.device, precision: Precision, e
 
     methods = [HAT.prepare(tasks, seed) for seed in range(seeds)]
     with precision_scope(precision, device):
-        side_by_side([lambda seed=seed: work(seed) for seed in range(seeds)], device, seeds)
+        run_interleaved([lambda seed=seed: work(seed) for seed in range(seeds)], device, seeds)
     steps = count_batches(len(tasks[-1].train), BATCH)
     return Row(in_fleet(engine, seeds, precision), [1 / (steps * together(stamps, WARM))])
 

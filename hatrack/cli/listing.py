@@ -54,7 +54,7 @@ def entry(name: str) -> RenderableType:
     facts = (
         [f"{what}: {getattr(METHODS.about(name), what)}" for what in ("paper", "needs", "costs")] if kind == "method" else []
     )
-    return Group(Text(inspect.cleandoc(found.__doc__ or "")), *map(Text, facts), "", table)
+    return Group(Text(inspect.cleandoc(found.__doc__ or "").split("\n\nArgs:")[0]), *map(Text, facts), "", table)
 
 
 def tasks(name: str, seed: int, data: str = "") -> RenderableType:

@@ -1,1 +1,1 @@
-"""The engine: how training steps run, on a CPU or a GPU."""
+"""The engine: optimizers, and how training steps run on a CPU or a GPU."""

@@ -1,4 +1,4 @@
-"""How the steps of a fit run: eagerly, compiled or recorded. This module needs no torch."""
+"""Choose how the steps of a fit run: eagerly, compiled or recorded. This module does not import torch."""
 
 import shutil
 from importlib.util import find_spec
@@ -8,11 +8,11 @@ Engine = Literal["auto", "eager", "compiled", "recorded"]
 ENGINES: dict[str, Engine] = {"auto": "auto", "eager": "eager", "compiled": "compiled", "recorded": "recorded"}
 Precision = Literal["tf32", "float32", "bfloat16"]
 PRECISIONS: dict[str, Precision] = {"tf32": "tf32", "float32": "float32", "bfloat16": "bfloat16"}
-PAYS = 50_000  # steps, at most, from which on compiling is worth its time; a fit may end before
+PAYS = 50_000  # a fit of at least this many steps is compiled: then it saves more time than compiling takes
 
 
 def choose_engine(engine: Engine, device: str, steps: int) -> tuple[bool, bool]:
-    """Whether to compile and whether to record a fit.
+    """Decide whether to compile and whether to record the steps of a fit.
 
     Args:
         engine: what the user asked for.
@@ -30,5 +30,5 @@ def choose_engine(engine: Engine, device: str, steps: int) -> tuple[bool, bool]:
 
 
 def can_compile(gpu: bool) -> bool:
-    """Whether this machine has what torch's compiler needs."""
+    """Return whether this machine has what torch's compiler needs: Triton for a GPU, a C++ compiler for a CPU."""
     return find_spec("triton") is not None if gpu else any(map(shutil.which, ("c++", "g++", "clang++")))

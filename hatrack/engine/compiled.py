@@ -1,55 +1,61 @@
-"""A function of tensors, compiled as a whole: the forward pass, the backward pass, the update and all between them.
+"""Compile a whole training step: the forward pass, the backward pass, the update of the weights and all between them.
 
-The rule of the step (`method.py`) is what makes it possible. The function runs once, and every operation on the way is noted
-down, those of the backward pass as well: one list of plain operations, in which all that the function reads and writes
-besides its inputs (parameters, buffers, data) is an input like the others. So two steps of the same form, of two seeds or
-of two tasks, are one and the same list, and torch's compiler sees it once.
+The rule of the step (`method.py`) makes this possible. The step runs once, and every operation is captured in a graph, also
+those of the backward pass. Whatever the step reads or writes besides its inputs (parameters, buffers, data) becomes an input
+of the graph. So two steps with the same operations and shapes, of two seeds or of two tasks, have the same graph, which
+torch's compiler translates only once.
 """
 
 import hashlib
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Self, cast
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 from torch.random import fork_rng
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hatrack.engine import decompositions
-from hatrack.engine.decompositions import CHANGE_LAYOUT, FORMULAS
+from hatrack.engine.decompositions import CHANGE_LAYOUT, DECOMPOSITIONS
+from hatrack.engine.rollback import Rollback, is_written, restore_afterwards
 
 Run = Callable[..., Tensor]
 aten = torch.ops.aten
 OPTIONS = {
-    "fallback_random": True,  # torch's own generators: as without compiling, and a saved state holds them
-    "max_pointwise_cat_inputs": 64,  # the norms of all gradients in one kernel
-    "deterministic": True,  # what is chosen by a stopwatch may round otherwise the next time
-    "comprehensive_padding": False,  # it makes copies of the patches of images
+    "fallback_random": True,  # torch's own generators, as in eager steps; checkpoints contain their state
+    "max_pointwise_cat_inputs": 64,  # compute the norms of all gradients in one kernel
+    "deterministic": True,  # kernels that are chosen by their measured time may round differently in the next run
+    "comprehensive_padding": False,  # padding would copy the patches of images
 }
-_known: dict[str, Run] = {}  # what was compiled so far, by its text
-_one_at_a_time = threading.Lock()
+_code_cache: dict[str, Run] = {}  # compiled code by its key: the text of the graph and the signature of its tensors
+_lock = threading.Lock()  # torch captures and compiles in one thread at a time
 
 
 class Compiled:
-    """`Compiled(f, size)` is f, compiled for a first input of so many rows; with others f runs as it is.
+    """A function with the same results as the given one, whose operations are compiled at the first call.
 
-    To note the operations down f has to run, and the compiled code is tried once; both are undone. `rule` is entered while
-    the operations are noted down, and may end that with an error.
+    Capturing the operations executes the function, and the compiled code is executed once as a trial. The effects of both
+    are rolled back. If anything cannot be compiled, a warning gives the reason and the function runs eagerly.
+
+    Args:
+        function: a function of tensors that obeys the rule of the step.
+        size: compile for a first input of this many rows; with any other size the function runs eagerly.
+        rule: a context manager that is active while the operations are captured; an error that it raises prevents compiling.
     """
 
     def __init__(self, function: Run, size: int, rule: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.function, self.size, self.rule = function, size, rule
-        self.tensors: list[Tensor] = []  # all that f uses besides its inputs
+        self.tensors: list[Tensor] = []  # whatever the function uses besides its inputs
         self.run: Run | None = None
         self.tried = False
 
     @property
     def failed(self) -> bool:
+        """Whether compiling was tried without success."""
         return self.tried and self.run is None
 
     @torch.no_grad()
@@ -64,32 +70,36 @@ class Compiled:
         return self.run(*inputs, *self.tensors)
 
     def _compile(self, inputs: tuple[Tensor, ...]) -> None:
-        inputs = tuple(t.clone() for t in inputs)  # not views of something, which are other forms
+        inputs = tuple(t.clone() for t in inputs)  # a view of a larger tensor would have another signature
         try:
             graph, written = self._capture(inputs)
-            everything = [*inputs, *self.tensors]
-            if any(t.is_neg() or t.is_conj() for t in everything):
-                raise RuntimeError("a tensor is the negative or the conjugate of what lies in memory")
-            with _one_at_a_time, torch.autocast(inputs[0].device.type, enabled=False):  # it is noted down where it was on
-                text = f"{graph.code}{_form(everything)}{_results(graph)}"
-                if text not in _known:
-                    _known[text] = _compiled(graph, everything, text)
-                with fork_rng(), restored([t for t in self.tensors if t.untyped_storage().data_ptr() in written]):
-                    _known[text](*everything)
-            self.run = _known[text]
-        except Exception as error:  # whatever a compiler may run into, the step can do without it
+            arguments = [*inputs, *self.tensors]
+            if any(t.is_neg() or t.is_conj() for t in arguments):
+                raise RuntimeError("a tensor is a lazy negative or conjugate view of its memory")
+            with _lock, torch.autocast(inputs[0].device.type, enabled=False):  # the graph contains the casts of autocast
+                key = f"{graph.code}{_input_signature(arguments)}{_result_signature(graph)}"
+                if key not in _code_cache:
+                    _code_cache[key] = _compile_graph(graph, arguments, key)
+                with fork_rng(), restore_afterwards([t for t in self.tensors if t.untyped_storage().data_ptr() in written]):
+                    _code_cache[key](*arguments)
+            self.run = _code_cache[key]
+        except Exception as error:  # the compiler may fail in many ways; the step can always run eagerly
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             warnings.warn(f"steps are not compiled: {reason}", stacklevel=4)
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> tuple[fx.GraphModule, Container[int]]:
-        """The operations, and the addresses of the memory that they write to. Some networks can't do with images whose
-        channels are last in memory (`x.view(len(x), -1)`, `x.flatten(1).mul_(2)`): their convolutions stay as they are."""
-        for table in (FORMULAS, {key: formula for key, formula in FORMULAS.items() if key not in CHANGE_LAYOUT}):
+        """Return the graph of the operations and the addresses of the memory that they write to.
+
+        Some networks do not work with images whose channels are last in memory (`x.view(len(x), -1)`,
+        `x.flatten(1).mul_(2)`). For them a second attempt leaves convolutions as they are.
+        """
+        same_layout = {op: function for op, function in DECOMPOSITIONS.items() if op not in CHANGE_LAYOUT}
+        for table in (DECOMPOSITIONS, same_layout):
             rollback = Rollback()  # type: ignore[no-untyped-call]
             try:
-                with _one_at_a_time, fork_rng(), rollback, torch.enable_grad(), self.rule():
+                with _lock, fork_rng(), rollback, torch.enable_grad(), self.rule():
                     graph, self.tensors = capture(self.function, inputs, table)
-                if table is FORMULAS:
+                if table is DECOMPOSITIONS:
                     _check_copies(graph.graph)
                 return graph, rollback.before
             except RuntimeError as error:
@@ -97,71 +107,81 @@ class Compiled:
         raise reason
 
 
-def _compiled(graph: fx.GraphModule, inputs: list[Tensor], text: str) -> Run:
-    """The compiler keeps its code on the disk for other processes, by a key of its own, which says nothing of tensors that
-    share memory: so the text, which does, goes into it."""
-    with warnings.catch_warnings():  # the compiler's own
+def _compile_graph(graph: fx.GraphModule, inputs: list[Tensor], key: str) -> Run:
+    """Translate a graph with torch's compiler.
+
+    The compiler also caches its code on disk for other processes. Its own cache key does not tell which tensors share
+    memory. Ours does, so it becomes a part of the compiler's key.
+    """
+    with warnings.catch_warnings():  # those that the compiler itself raises
         warnings.simplefilter("ignore")
         from torch._guards import TracingContext, tracing
         from torch._inductor.compile_fx import compile_fx  # takes seconds to import
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-        logging.getLogger("torch._inductor.select_algorithm").setLevel(logging.ERROR)  # its remarks help no user
-        lists = any("_foreach_" in str(node.target) for node in graph.graph.nodes)
-        options = OPTIONS | {"loop_ordering_after_fusion": not lists}  # torch 2.11 fails on operations on lists of tensors
-        fake = FakeTensorMode(shape_env=ShapeEnv())  # without a ShapeEnv it keeps nothing
-        forms = [fake.from_tensor(t, static_shapes=True) for t in inputs]
-        key = hashlib.sha256(text.encode()).hexdigest()
-        with tracing(TracingContext(fake)), torch.compiler.config.patch(cache_key_tag=key):  # type: ignore[attr-defined]
-            return cast(Run, compile_fx(graph, forms, config_patches=options))
+        logging.getLogger("torch._inductor.select_algorithm").setLevel(logging.ERROR)  # its messages do not help users
+        has_lists = any("_foreach_" in str(node.target) for node in graph.graph.nodes)
+        options = OPTIONS | {"loop_ordering_after_fusion": not has_lists}  # torch 2.11 fails on operations on tensor lists
+        fake_mode = FakeTensorMode(shape_env=ShapeEnv())  # without a ShapeEnv the cache on disk is not used
+        fakes = [fake_mode.from_tensor(t, static_shapes=True) for t in inputs]
+        tag = hashlib.sha256(key.encode()).hexdigest()
+        with tracing(TracingContext(fake_mode)), torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
+            return cast(Run, compile_fx(graph, fakes, config_patches=options))
 
 
 def capture(
-    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], table: Mapping[Any, Callable[..., Any]] = FORMULAS
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], table: Mapping[Any, Callable[..., Any]] = DECOMPOSITIONS
 ) -> tuple[fx.GraphModule, list[Tensor]]:
-    """The operations of a call, as a function of its inputs and of all other tensors that it uses; and those tensors."""
+    """Execute a function and capture its operations.
+
+    Args:
+        function: a function of tensors.
+        inputs: its inputs.
+        table: decompositions, by operation.
+
+    Returns:
+        The operations as a graph, whose inputs are those of the function and then all other tensors that it uses; and these
+        tensors.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx
 
     try:
         module = make_fx(lambda *given: function(*given), decomposition_table=table)(*inputs)
     finally:
-        decompositions.seen.clear()
-    graph, tensors, places = module.graph, [], {}
-    for node in reversed(graph.nodes):  # marks of the profiler, and what nobody reads
-        if node.op == "call_function" and not node.users and not _matters(node):
+        decompositions.patch_cache.clear()
+    graph, tensors, placeholders = module.graph, [], {}
+    for node in reversed(graph.nodes):  # remove marks of the profiler, and operations whose result is not used
+        if node.op == "call_function" and not node.users and not _has_side_effect(node):
             graph.erase_node(node)
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     for node in [node for node in graph.nodes if node.op == "get_attr"]:
         name = str(node.target)
-        if name not in places:
+        if name not in placeholders:
             with graph.inserting_after(last):
-                last = places[name] = graph.placeholder(name)
+                last = placeholders[name] = graph.placeholder(name)
             tensors.append(cast(Tensor, getattr(module, name)).detach())
             delattr(module, name)
-        node.replace_all_uses_with(places[name])
+        node.replace_all_uses_with(placeholders[name])
         graph.erase_node(node)
     module.recompile()
     return module, tensors
 
 
-def _matters(node: fx.Node) -> bool:
-    """Does it write something, or draw random numbers?"""
+def _has_side_effect(node: fx.Node) -> bool:
+    """Return whether an operation writes to an argument or draws random numbers."""
     schema, tags = getattr(node.target, "_schema", None), getattr(node.target, "tags", ())
-    return (schema is not None and any(map(writes, schema.arguments))) or torch.Tag.nondeterministic_seeded in tags
-
-
-def writes(argument: Any) -> bool:
-    """Is an operation's argument written to? Batch norms don't say so of their statistics."""
-    told: bool = argument.alias_info is not None and argument.alias_info.is_write
-    return told or argument.name in ("running_mean", "running_var")
+    return (schema is not None and any(map(is_written, schema.arguments))) or torch.Tag.nondeterministic_seeded in tags
 
 
 def _check_copies(graph: fx.Graph) -> None:
-    """An error if something is written to a copy that would be a view if the channels were first, and so would go on."""
+    """Raise an error if the step writes to a copy that is a view in eager mode, where the channels are first.
+
+    In eager mode later operations would see the change; here it would be lost.
+    """
     for node in graph.nodes:
-        for source in _written(node):
-            while _views(source):
+        for source in _written_arguments(node):
+            while _returns_view(source):
                 source = cast(fx.Node, source.args[0])
             if source.target is aten.clone.default and source.kwargs.get("memory_format") is torch.contiguous_format:
                 raise RuntimeError("the step writes to a copy of images")
@@ -169,76 +189,32 @@ def _check_copies(graph: fx.Graph) -> None:
             raise RuntimeError("the step depends on how images lie in memory")
 
 
-def _written(node: fx.Node) -> list[fx.Node]:
+def _written_arguments(node: fx.Node) -> list[fx.Node]:
     schema = getattr(node.target, "_schema", None)
     given = zip(schema.arguments, node.args, strict=False) if schema else ()
-    return [value for argument, value in given if writes(argument) and isinstance(value, fx.Node)]
+    return [value for argument, value in given if is_written(argument) and isinstance(value, fx.Node)]
 
 
-def _views(node: fx.Node) -> bool:
-    """Is what comes out of it the memory of its first input?"""
+def _returns_view(node: fx.Node) -> bool:
+    """Return whether the result of an operation shares the memory of its first argument."""
     schema = getattr(node.target, "_schema", None)
     return node.target is aten._unsafe_view.default or bool(schema and schema.arguments and schema.arguments[0].alias_info)
 
 
-def _results(graph: fx.GraphModule) -> list[Any]:
-    """The form of all that is computed, which does not follow from the text: of custom operations, by default types."""
+def _result_signature(graph: fx.GraphModule) -> list[Any]:
+    """Return the type, shape and strides of all results. The text of a graph does not determine them: custom operations and
+    the default type matter as well."""
     found = [node.meta.get("val") for node in graph.graph.nodes]
     return [(t.dtype, tuple(t.shape), t.stride()) for value in found for t in tree_leaves(value) if isinstance(t, Tensor)]
 
 
-def _form(tensors: Sequence[Tensor]) -> str:
-    """All that compiled code may depend on besides its text: form, place, which tensors share memory and where in it, how
-    many threads there are."""
+def _input_signature(tensors: Sequence[Tensor]) -> str:
+    """Describe everything that compiled code may depend on besides the graph: shapes, strides, types and devices of its
+    inputs, which of them share memory and at which offset, the precision, and the number of threads."""
     memory = [t.untyped_storage().data_ptr() for t in tensors]
-    forms = [
+    described = [
         (t.shape, t.stride(), t.dtype, t.device, memory.index(m), t.storage_offset(), t.data_ptr() % 16 if t.is_cuda else 0)
         for t, m in zip(tensors, memory, strict=True)
     ]
     tf32 = any(t.is_cuda for t in tensors) and torch.backends.cuda.matmul.allow_tf32
-    return f"{forms} {tf32} {torch.get_num_threads()}"
-
-
-# What did not happen
-
-
-@contextmanager
-def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """What happens within it to these tensors is undone at its end."""
-    before = [t.clone() for t in tensors]
-    try:
-        yield
-    finally:
-        for tensor, old in zip(tensors, before, strict=True):
-            tensor.copy_(old)
-
-
-class Rollback(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The same for every tensor that an operation within it writes to."""
-
-    def __enter__(self) -> Self:
-        self.before: dict[int, tuple[Tensor, Tensor]] = {}  # by address: memory as bytes, and what was in it
-        return cast(Self, super().__enter__())  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            for memory, old in self.before.values():
-                memory.copy_(old)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | (kwargs or {})
-        for argument in filter(writes, func._schema.arguments):
-            for tensor in tree_leaves(given.get(argument.name)):
-                if isinstance(tensor, Tensor):  # statistics may be None
-                    self._capture(tensor)
-        return func(*args, **(kwargs or {}))
-
-    def _capture(self, tensor: Tensor) -> None:
-        from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
-
-        memory = tensor.untyped_storage()
-        if memory.nbytes() and memory.data_ptr() not in self.before:
-            with disable_proxy_modes_tracing():  # this is not to be noted down
-                seen = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(memory)
-                self.before[memory.data_ptr()] = seen, seen.clone()
+    return f"{described} {tf32} {torch.get_num_threads()}"

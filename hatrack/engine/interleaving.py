@@ -1,8 +1,9 @@
-"""Several runs in one process: they take turns on the host while their work goes on side by side on one GPU.
+"""Cooperative scheduling of several runs that share one GPU, in one process.
 
-Each run is a thread with a stream of its own, and with its own state of torch's random generators, so that it draws the
-same numbers as if it were alone. Only the thread whose turn it is runs Python; it passes the turn on every few steps, and
-whenever it has to wait for the GPU.
+Each run is a thread with its own CUDA stream, so that the kernels of all runs overlap on the GPU. Only one thread executes
+Python at a time: the one that holds the scheduler. It yields to the next thread every few steps, and whenever it has to wait
+for the GPU. Each run also has its own state of torch's random generators, so that it draws the same numbers as if it ran
+alone.
 """
 
 import os
@@ -15,116 +16,133 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
-STEPS = 8  # steps of one run before another's turn
+STEPS = 8  # training steps of a run before it yields to another one
 
-# Read when CUDA starts, so it is set before. With 8, as by default, more streams than that wait for each other.
+# CUDA reads this when it starts. With 8 connections, the default, more than 8 streams would block each other.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
-_here = threading.local()
+_thread = threading.local()  # `_thread.run` is the run of this thread, if it is scheduled
 
 
-class _Turns:
-    """Whose turn it is, first come first served."""
+class _Scheduler:
+    """Lets one thread run at a time, first come first served."""
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # makes the generators
         self.generator = torch.cuda.default_generators[device.index or 0]
-        self.guard = threading.Lock()
+        self.lock = threading.Lock()
         self.waiting: deque[threading.Semaphore] = deque()
-        self.taken = False
+        self.busy = False
 
-    def take(self) -> None:
-        with self.guard:
-            if not self.taken:
-                self.taken = True
-                mine = None
+    def acquire(self) -> None:
+        """Wait until no other thread runs."""
+        with self.lock:
+            if not self.busy:
+                self.busy = True
+                own = None
             else:
-                mine = threading.Semaphore(0)
-                self.waiting.append(mine)
-        if mine is not None:
-            mine.acquire()
+                own = threading.Semaphore(0)
+                self.waiting.append(own)
+        if own is not None:
+            own.acquire()
 
-    def give(self) -> None:
-        with self.guard:
+    def release(self) -> None:
+        """Let the thread run that has waited longest."""
+        with self.lock:
             if self.waiting:
                 self.waiting.popleft().release()
             else:
-                self.taken = False
+                self.busy = False
 
 
-class _Place:
-    """A run's own generators and count of steps. It is made when its thread first has a turn, and begins with the
-    generators as they were outside, however far the other runs are."""
+class _ScheduledRun:
+    """A run's own state of the generators and its number of steps.
 
-    def __init__(self, turns: _Turns, cpu: torch.Tensor, gpu: torch.Generator) -> None:
-        turns.take()
-        turns.generator.graphsafe_set_state(gpu)
-        self.turns, self.steps = turns, 0
-        self.cpu, self.gpu = cpu, turns.generator.clone_state()
+    It is made when the thread is first scheduled. The generators start from the state that they had outside, however far the
+    other runs are.
+    """
+
+    def __init__(self, scheduler: _Scheduler, cpu: torch.Tensor, gpu: torch.Generator) -> None:
+        scheduler.acquire()
+        scheduler.generator.graphsafe_set_state(gpu)
+        self.scheduler, self.steps = scheduler, 0
+        self.cpu, self.gpu = cpu, scheduler.generator.clone_state()
         self._set_generators()
 
     def _set_generators(self) -> None:
         torch.set_rng_state(self.cpu)
-        self.turns.generator.graphsafe_set_state(self.gpu)
+        self.scheduler.generator.graphsafe_set_state(self.gpu)
 
-    def enter(self) -> None:
-        self.turns.take()
+    def resume(self) -> None:
+        """Wait until the scheduler is free, then continue with the run's own generators."""
+        self.scheduler.acquire()
         self._set_generators()
 
-    def leave(self) -> None:
+    def pause(self) -> None:
+        """Save the state of the generator and let another run continue."""
         self.cpu = torch.get_rng_state()
-        self.turns.give()
+        self.scheduler.release()
 
 
 def step_done() -> None:
-    """After every step: now and then it is another run's turn."""
-    place: _Place | None = getattr(_here, "place", None)
-    if place is not None:
-        place.steps += 1
-        if place.steps % STEPS == 0:
-            place.leave()
-            place.enter()
+    """Yield to another run every few steps. A fit calls this after every step; outside `run_interleaved` it does nothing."""
+    run: _ScheduledRun | None = getattr(_thread, "run", None)
+    if run is not None:
+        run.steps += 1
+        if run.steps % STEPS == 0:
+            run.pause()
+            run.resume()
 
 
 def wait_for_gpu() -> None:
-    """Before a value is read: others have their turn while the GPU works."""
-    place: _Place | None = getattr(_here, "place", None)
-    if place is not None:
-        place.leave()
+    """Wait until the GPU has finished the work of this run, while other runs continue. It is called before a value is read;
+    outside `run_interleaved` it does nothing."""
+    run: _ScheduledRun | None = getattr(_thread, "run", None)
+    if run is not None:
+        run.pause()
         try:
             torch.cuda.current_stream().synchronize()
         finally:
-            place.enter()
+            run.resume()
 
 
-def side_by_side(work: Sequence[Callable[[], T]], device: torch.device, workers: int) -> list[T]:
-    """The results of all, in order. After an error none is begun; it is raised when those under way have ended."""
-    turns = _Turns(device)
-    outside = torch.get_rng_state(), turns.generator.graphsafe_get_state()
+def run_interleaved(runs: Sequence[Callable[[], T]], device: torch.device, workers: int) -> list[T]:
+    """Execute several runs that share a GPU. After an error in one of them no other is started.
+
+    Args:
+        runs: functions without arguments.
+        device: the GPU.
+        workers: how many runs are under way at a time.
+
+    Returns:
+        Their results, in order. The first error is raised when all runs that were under way have ended.
+    """
+    scheduler = _Scheduler(device)
+    outside = torch.get_rng_state(), scheduler.generator.graphsafe_get_state()
     torch.cuda.synchronize(device)
     errors: list[BaseException] = []
 
-    def one(item: Callable[[], T]) -> T:
-        _here.place = _Place(turns, *outside)
+    def execute(run: Callable[[], T]) -> T:
+        _thread.run = _ScheduledRun(scheduler, *outside)
         try:
             if errors:
                 raise RuntimeError("another run failed")
             with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
-                return item()
+                return run()
         except BaseException as error:
             errors.append(error)
             raise
         finally:
-            _here.place.leave()
-            _here.place = None
+            _thread.run.pause()
+            _thread.run = None
 
     try:
         with ThreadPoolExecutor(workers) as pool:
-            futures = [pool.submit(one, item) for item in work]
+            futures = [pool.submit(execute, run) for run in runs]
             wait(futures)
         if errors:
             raise errors[0]
         return [future.result() for future in futures]
     finally:
         torch.set_rng_state(outside[0])
-        turns.generator.graphsafe_set_state(outside[1])
+        scheduler.generator.graphsafe_set_state(outside[1])

@@ -1,6 +1,6 @@
-"""What moves the weights: torch's updates of all weights in one operation, called directly.
+"""Optimizers: torch's fused updates of all weights in one operation, called directly.
 
-`torch.optim` calls the same ones, but on a small network it takes longer for what stands around them than they take.
+`torch.optim` calls the same operations, but on a small network its own Python code takes longer than they do.
 """
 
 import torch
@@ -9,35 +9,42 @@ from torch import Tensor, nn
 from hatrack.engine import decompositions
 from hatrack.regime import Regime
 
-BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # for Adam
 FUSED = {"adam": torch._fused_adam_, "adamw": torch._fused_adamw_}
-SPELLED = {"adam": decompositions.adam, "adamw": decompositions.adamw}
+DECOMPOSED = {"adam": decompositions.adam, "adamw": decompositions.adamw}
 
 
-def fusable(weight: Tensor) -> bool:
-    """Torch's fused updates take memory for dense, and on a CPU are wrong for short floats."""
+def can_fuse(weight: Tensor) -> bool:
+    """Return whether torch's fused updates are right for a weight: they assume dense memory, and on a CPU they are wrong for
+    16-bit floats."""
     dense = torch.empty_like(weight).stride() == weight.stride()
     return dense and (weight.is_cuda or weight.dtype in (torch.float32, torch.float64))
 
 
 def clip(weights: list[nn.Parameter], limit: float) -> None:
-    """Gradients whose norm, all taken together, is larger than the limit become as much smaller."""
+    """Scale all gradients down so that their norm, taken together, is at most the limit."""
     grads = [weight.grad for weight in weights if weight.grad is not None]
     if grads:
         torch._foreach_mul_(grads, (limit / (decompositions.norm(grads) + 1e-6)).clamp(max=1))
 
 
 class Optimizer:
-    """A regime's optimizer on some weights: "sgd", "momentum", "adam" or "adamw". Its state is there from the beginning."""
+    """The optimizer of a regime: "sgd", "momentum", "adam" or "adamw". Its state exists from the beginning, with zeros.
+
+    Args:
+        regime: the regime.
+        weights: the parameters to update.
+        lr: the learning rate, a 0-d tensor that may change between steps.
+    """
 
     def __init__(self, regime: Regime, weights: list[nn.Parameter], lr: Tensor) -> None:
         self.weights, self.lr, self.kind, self.decay = weights, lr, regime.optimizer, regime.weight_decay
-        if self.kind in SPELLED and any(weight.is_complex() for weight in weights):
+        if self.kind in DECOMPOSED and any(weight.is_complex() for weight in weights):
             raise ValueError(f"{self.kind} takes no complex weights; sgd and momentum do")
         self.momentum = regime.momentum if self.kind == "momentum" else 0.0
-        fused = all(map(fusable, weights))
+        fused = all(map(can_fuse, weights))
         self.sgd = torch._fused_sgd_ if fused else decompositions.sgd
-        self.adam = (FUSED if fused else SPELLED).get(self.kind)
+        self.adam = (FUSED if fused else DECOMPOSED).get(self.kind)
         names = {"sgd": [], "momentum": ["momentum_buffer"]}.get(self.kind, ["exp_avg", "exp_avg_sq"])
         self.state = {weight: {name: torch.zeros_like(weight) for name in names} for weight in weights}
         if self.kind in ("adam", "adamw"):
@@ -45,23 +52,23 @@ class Optimizer:
                 state["step"] = torch.zeros((), device=weight.device)
 
     def step(self) -> None:
-        """Move the weights that have a gradient."""
+        """Update the weights that have a gradient."""
         weights: list[Tensor] = [weight for weight in self.weights if weight.grad is not None]
         grads = [weight.grad for weight in self.weights if weight.grad is not None]
-        kept = [state for weight, state in self.state.items() if weight.grad is not None]
+        states = [state for weight, state in self.state.items() if weight.grad is not None]
         if not weights:
             return
         if self.adam:
-            self._adam(weights, grads, kept)
+            self._adam(weights, grads, states)
             return
-        velocities = [state["momentum_buffer"] for state in kept] if self.momentum else []
+        velocities = [state["momentum_buffer"] for state in states] if self.momentum else []
         self.sgd(
             weights, grads, velocities, lr=self.lr, momentum=self.momentum, weight_decay=self.decay,
             dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
         )  # fmt: skip
 
-    def _adam(self, weights: list[Tensor], grads: list[Tensor], kept: list[dict[str, Tensor]]) -> None:
-        means, squares, steps = ([state[name] for state in kept] for name in ("exp_avg", "exp_avg_sq", "step"))
+    def _adam(self, weights: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]]) -> None:
+        means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
         torch._foreach_add_(steps, 1)
         assert self.adam is not None
         self.adam(

@@ -1,7 +1,7 @@
-"""A function of tensors recorded as a CUDA graph: the same signature, the same results, no Python between the kernels.
+"""Record a training step as a CUDA graph and replay it: the same signature and results, without Python between the kernels.
 
-The rule of the step (`method.py`) is what makes a step recordable. Calls with shapes not seen before run as they are a few
-times (these are real calls: nothing is computed for nothing), the next one is recorded and replayed, as all that follow.
+The rule of the step (`method.py`) makes a step recordable. For each new combination of input shapes the first calls run
+eagerly as a warm-up; they are real steps. The next call is recorded, and from then on the recording is replayed.
 """
 
 import threading
@@ -12,20 +12,26 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-WARM_UP = 3  # calls before a recording: libraries choose kernels and optimizers make their state
+WARM_UP = 3  # eager calls before a recording, in which libraries choose kernels
 
-recording = threading.Lock()  # one recording at a time
+_lock = threading.Lock()  # one recording at a time
 
 
 class Recorded:
-    """`Recorded(f)` is f, replayed. What f returns lies in the same memory at every call; use it before the next."""
+    """A function with the same results as the given one, which replays a recording of it.
+
+    Every call returns the same memory: use the result before the next call.
+
+    Args:
+        function: a function of tensors on a GPU that obeys the rule of the step.
+    """
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self.function = function
         self.calls: dict[tuple[torch.Size, ...], int] = {}
         self.graphs: dict[tuple[torch.Size, ...], tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor]] = {}
         self.pool = torch.cuda.graph_pool_handle()
-        self.refused = ""  # why it can't be recorded
+        self.refused = ""  # the reason why it can't be recorded, if it can't
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         shape = tuple(t.shape for t in inputs)
@@ -33,34 +39,37 @@ class Recorded:
             self.calls[shape] = self.calls.get(shape, 0) + 1
             if self.refused or self.calls[shape] <= WARM_UP or not self._record(shape, inputs):
                 return self.function(*inputs)
-        graph, mine, output = self.graphs[shape]
-        for own, given in zip(mine, inputs, strict=True):
+        graph, own_inputs, output = self.graphs[shape]
+        for own, given in zip(own_inputs, inputs, strict=True):
             own.copy_(given, non_blocking=True)
         graph.replay()
         return output
 
     def _record(self, shape: tuple[torch.Size, ...], inputs: tuple[Tensor, ...]) -> bool:
-        """Record a call, which is not carried out by that; False if it can't be done."""
-        graph, mine = torch.cuda.CUDAGraph(), tuple(t.clone() for t in inputs)
+        """Record a call without executing it. Return False if it can't be recorded."""
+        graph, own_inputs = torch.cuda.CUDAGraph(), tuple(t.clone() for t in inputs)
         try:
             with (
-                recording,
+                _lock,
                 torch.cuda.graph(
                     graph, pool=self.pool, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
                 ),
             ):
-                output = self.function(*mine)
+                output = self.function(*own_inputs)
         except RuntimeError as error:
             self.refused = str(error).splitlines()[0]
             warnings.warn(f"steps are not recorded and run eagerly: {self.refused}", stacklevel=4)
             return False
-        self.graphs[shape] = graph, mine, output
+        self.graphs[shape] = graph, own_inputs, output
         return True
 
 
 @contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """On a GPU, everything within runs on a stream of its own, as recording demands; what came before is waited for."""
+    """Run the block on a CUDA stream of its own, which recording requires; on a CPU this does nothing.
+
+    The new stream waits for the work that was issued before, and the old one for the work of the block.
+    """
     if device.type != "cuda" or torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
         yield
         return

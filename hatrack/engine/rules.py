@@ -1,8 +1,8 @@
-"""The rule of the step, checked on any machine, so that a computer without a GPU guards the GPU's recorded steps.
+"""Check the rule of the step on any machine, so that tests on a CPU find steps that a GPU could not record.
 
-Inside a step, Python may depend on the task but never on a tensor's value; no tensor is made from Python data; random
-numbers come from torch's generators, which nobody sets; and nothing is rebound: parameters, buffers and plain attributes are
-afterwards the same objects at the same addresses.
+Inside a step, Python may depend on the task but never on a tensor's value. No tensor is made from Python data. Random
+numbers come from torch's generators, whose state nobody sets. Nothing is rebound: after the step, parameters, buffers and
+plain attributes are the same objects at the same addresses.
 """
 
 import random
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hatrack.engine.optimizers import Optimizer
 
 aten = torch.ops.aten
-READS = {  # operations that wait for a value, or whose result's shape depends on values
+READS = {  # operations that wait for a value, or whose result has a shape that depends on values
     aten._local_scalar_dense.default: "reads a tensor's value (if, bool(), int(), float() or .item() on a tensor)",
     aten.nonzero.default: "has a result whose shape depends on values (nonzero, or a mask as an index)",
     aten.masked_select.default: "has a result whose shape depends on values (masked_select)",
@@ -40,56 +40,60 @@ LEAVES_TORCH = {
     torch.frombuffer: "makes a tensor from Python data (torch.frombuffer)",
     torch.from_numpy: "makes a tensor from Python data (torch.from_numpy)",
 }
-MASKABLE = (aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
-PLAIN = (bool, int, float, str, type(None))
-MODULE = set(vars(nn.Module()))  # what every module has
+INDEXING = (aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
+PLAIN_TYPES = (bool, int, float, str, type(None))
+MODULE_ATTRIBUTES = set(vars(nn.Module()))  # those that every module has
 
 
 class RuleBroken(AssertionError):  # noqa: N818
     """A step did something that a recorded step can't do."""
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _OperationCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises `RuleBroken` for operations that read values or follow a change of a generator's state."""
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.drawn = _generators()
+        self.expected = _generator_states()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in READS:
             raise RuleBroken(f"the step {READS[func]}")
-        if func in MASKABLE and any(i is not None and i.dtype == torch.bool for i in args[1]):
+        if func in INDEXING and any(i is not None and i.dtype == torch.bool for i in args[1]):
             raise RuleBroken("the step uses a mask as an index, so that a shape depends on values; use torch.where")
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **(kwargs or {}))
-        self.check()
+        self.check_generators()
         result = func(*args, **(kwargs or {}))
-        self.drawn = _generators()
+        self.expected = _generator_states()
         return result
 
-    def check(self) -> None:
-        """The generators are as the last draw left them. (Checkpointing of activations sets them back, to draw the same
-        dropout a second time.)"""
-        if _generators() != self.drawn:
+    def check_generators(self) -> None:
+        """Raise an error unless the generators are as the last draw left them. (Activation checkpointing sets them back, to
+        draw the same dropout a second time.)"""
+        if _generator_states() != self.expected:
             raise RuleBroken("the step sets a generator, which a recorded step would not do again")
 
 
-def _generators() -> list[bytes]:
-    """The state of torch's generators."""
+def _generator_states() -> list[bytes]:
+    """Return the state of torch's generators."""
     with torch._C.DisableTorchFunction():
         states = [torch.default_generator.get_state()]
         states += [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
         return [state.numpy().tobytes() for state in states]
 
 
-class _Functions(TorchFunctionMode):
+class _FunctionCheck(TorchFunctionMode):
+    """Raises `RuleBroken` for functions that leave torch or come from outside it."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in LEAVES_TORCH:
             raise RuleBroken(f"the step {LEAVES_TORCH[func]}")
         return func(*args, **(kwargs or {}))
 
 
-def _places(module: nn.Module, optimizers: list[Optimizer]) -> dict[str, tuple[int, int]]:
-    """The object and the address behind every name: parameters, buffers and the optimizers' state."""
+def _addresses(module: nn.Module, optimizers: list[Optimizer]) -> dict[str, tuple[int, int]]:
+    """Return, by name, the object and the address of parameters, buffers and the optimizers' state."""
     found: dict[str, Tensor] = dict([*module.named_parameters(), *module.named_buffers()])
     for k, optimizer in enumerate(optimizers):
         for n, state in enumerate(optimizer.state.values()):
@@ -98,53 +102,61 @@ def _places(module: nn.Module, optimizers: list[Optimizer]) -> dict[str, tuple[i
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """The plain Python values that a recorded step would never see change, and the identity of everything else."""
+    """Return the attributes of all modules by name: plain Python values, whose changes a recorded step would not see, and
+    the identity of everything else."""
     found = {}
     for name, part in module.named_modules():
         for key, value in vars(part).items():
-            if key not in MODULE - {"training"}:
+            if key not in MODULE_ATTRIBUTES - {"training"}:
                 found[f"{name}.{key}".lstrip(".")] = _content(value)
     return found
 
 
 def _content(value: Any) -> Any:
-    """Plain values as they are, those in lists, dictionaries and objects too; of anything else, which object it is."""
+    """Return plain values as they are, also those in lists, dictionaries and objects; of anything else its identity."""
     if isinstance(value, list | tuple):
         return [_content(v) for v in value]
     if isinstance(value, dict):
         return {key: _content(v) for key, v in value.items()}
     if isinstance(value, Tensor):
         return id(value), value.data_ptr()
-    if isinstance(value, PLAIN):
+    if isinstance(value, PLAIN_TYPES):
         return value
-    return id(value), {key: v for key, v in getattr(value, "__dict__", {}).items() if isinstance(v, PLAIN)}
+    return id(value), {key: v for key, v in getattr(value, "__dict__", {}).items() if isinstance(v, PLAIN_TYPES)}
 
 
 @contextmanager
 def _no_other_randomness() -> Iterator[None]:
-    """What is drawn by Python or numpy would be drawn only once; their generators are set back, whatever happens."""
-    own, theirs = random.getstate(), np.random.get_state(legacy=False)
+    """Raise an error if the block draws random numbers from Python or numpy, which a recording would draw only once. The
+    state of both generators is restored in any case."""
+    of_python, of_numpy = random.getstate(), np.random.get_state(legacy=False)
     try:
         yield
         now = np.random.get_state(legacy=False)["state"]
-        moved = random.getstate() != own or not all(np.array_equal(now[key], theirs["state"][key]) for key in now)
+        same = all(np.array_equal(now[key], of_numpy["state"][key]) for key in now)
+        drawn = random.getstate() != of_python or not same
     finally:
-        random.setstate(own)
-        np.random.set_state(theirs)
-    if moved:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+    if drawn:
         raise RuleBroken("the step draws random numbers from Python or numpy, which a recorded step would not do again")
 
 
 @contextmanager
 def watch_step(module: nn.Module, optimizers: list[Optimizer] | None = None) -> Iterator[None]:
-    """Raise `RuleBroken` if what runs within breaks the rule of the step."""
-    places, attributes = _places(module, optimizers or []), _attributes(module)
-    operations = _Operations()
-    with _no_other_randomness(), _Functions(), operations:
+    """Raise `RuleBroken` if the block breaks the rule of the step.
+
+    Args:
+        module: the method whose step it is.
+        optimizers: the optimizers that the step uses.
+    """
+    addresses, attributes = _addresses(module, optimizers or []), _attributes(module)
+    operations = _OperationCheck()
+    with _no_other_randomness(), _FunctionCheck(), operations:
         yield
-    operations.check()
+    operations.check_generators()
     for what, before, now in (
-        ("address of", places, _places(module, optimizers or [])),
+        ("address of", addresses, _addresses(module, optimizers or [])),
         ("attribute", attributes, _attributes(module)),
     ):
         for name in before.keys() | now.keys():
@@ -153,7 +165,7 @@ def watch_step(module: nn.Module, optimizers: list[Optimizer] | None = None) -> 
 
 
 def watched(step: Callable[..., Tensor], module: nn.Module, optimizers: list[Optimizer]) -> Callable[..., Tensor]:
-    """The same step, checked at every call but the first, in which optimizers make their state."""
+    """Return the same step with a check of the rule at every call but the first, which may still create state."""
     calls = 0
 
     def checked(*inputs: Tensor) -> Tensor:

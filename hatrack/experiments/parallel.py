@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hatrack.engine.choice import Engine, Precision
-from hatrack.engine.interleaving import side_by_side
+from hatrack.engine.interleaving import run_interleaved
 from hatrack.engine.precision import precision_scope
 from hatrack.experiments.progress import Display, describe
 from hatrack.experiments.record import Record
@@ -108,7 +108,7 @@ def _in_threads(work: Sequence[Callable[[], None]], device: torch.device, worker
             raise
 
     try:
-        side_by_side([partial(or_stop_all, item) for item in work], device, workers)
+        run_interleaved([partial(or_stop_all, item) for item in work], device, workers)
     except Stopped:
         raise
     except BaseException:

@@ -1,8 +1,9 @@
 """DEN: dynamically expandable networks (Yoon, Yang, Lee, Hwang, ICLR 2018), https://arxiv.org/abs/1708.01547
 
-A new task retrains the units that it needs, adds units if these are not enough, and copies units that it moves too far. It
-goes on seeing the units of its time only. Departures, with reasons in docs/methods/den.md: softmax cross-entropy; the group
-of a new unit is all that it reads; only what is new in a task reads the copies, old units go on reading old units.
+A new task retrains the units that it needs, adds units if these are not enough, and copies units whose weights change too
+much. Afterwards it uses only the units that existed when it was learned. Departures, with reasons in docs/methods/den.md:
+softmax cross-entropy; the group of a new unit is all its incoming weights; only new units and the new head read the copies,
+old units go on reading old units.
 """
 
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from hatrack.methods.evaluate import evaluate
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
-from hatrack.methods.parts.expandable import UNBORN, ExpandableLayers, Layer, between, beyond
+from hatrack.methods.parts.expandable import NOT_ADDED, ExpandableLayers, Layer, masks_between, masks_without
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.networks.heads import grouped
 from hatrack.networks.network import Network
@@ -25,9 +26,24 @@ from hatrack.tasks.task import Task
 
 
 class DEN(Method):
-    """Dynamically expandable networks: selective retraining, new units when needed, copies of units that drift."""
+    """Dynamically expandable networks: selective retraining, new units when needed, copies of units that drift.
 
-    turns: Tensor  # (tasks,): the place of every task in the order of learning, from 1; 0: not learned
+    A new task first trains its head with an L1 penalty, then retrains the units from which weights lead to that head. If the
+    loss stays high, new units are added to every layer, and those that group sparsity sets to 0 are removed. Units whose
+    weights changed too much are copied: the copy belongs to the new task, the original gets its old weights back.
+
+    Args:
+        net: the network; the method trains it in place. The options are listed by `hatrack list den`.
+
+    Example:
+        >>> method = hr.DEN(hr.Network(trunk, tasks=tasks), expand=10)
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/den.md for formulas, published values and results.
+    """
+
+    turns: Tensor  # (tasks,): the position of every task in the order of learning, from 1; 0: not learned
 
     def __init__(
         self,
@@ -54,10 +70,10 @@ class DEN(Method):
         self.expand_epochs, self.split_epochs = expand_epochs, split_epochs
         self.room = ExpandableLayers(net, room)
         self.register_buffer("turns", torch.zeros(0, dtype=torch.int16, device=net.example.device))
-        self.free: list[nn.Parameter] = []  # what moves in a fit; this and the next three are set anew by `learn`
-        self.freezes: list[Freeze] = []
-        self.anchors: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # values before the task, and where they count
-        self.fresh: list[Tensor] = []  # the new units in the room of every layer, while groups of weights shrink
+        self.trained: list[nn.Parameter] = []  # in the present fit; this and the next three are set by `learn_task`
+        self.freezes: list[Freeze] = []  # of the entries that are not trained
+        self.anchors: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # the values before the task, and a mask of them
+        self.new_units: list[Tensor] = []  # a mask of the spare units of every layer, while group sparsity acts on them
         self.grow()
 
     def grow(self) -> None:
@@ -66,124 +82,133 @@ class DEN(Method):
         if new:
             self.turns = torch.cat([self.turns, self.turns.new_zeros(new)])
 
-    def seen(self, task: int) -> list[Tensor]:
-        """The units of every layer that existed when the task was learned; all there are if it is not learned."""
-        turn = self.turns[task]
-        return self.room.seen(torch.where(turn == 0, UNBORN - 1, turn))
+    def units_of(self, task: int) -> list[Tensor]:
+        """Return a mask of the units of every layer that existed when the task was learned; all, if it is not learned."""
+        position = self.turns[task]
+        return self.room.units_until(torch.where(position == 0, NOT_ADDED - 1, position))
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         if isinstance(task, Tensor):
             return grouped(self, x, task)
         self.net.check_task_id(task)
-        return self.room.run(self.net, x, task, self.seen(task))
+        return self.room.run(self.net, x, task, self.units_of(task))
 
     # Learning
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         t = task.index
-        self._give_up(t)
-        turn = int(self.turns.max()) + 1
-        self.turns[t] = turn
-        old = self.room.copy(self.net, t)
-        there = between(self.seen(t), old)
-        if turn == 1:
-            self._fit(task, fit, there, 0)
+        self._remove_units_of(t)  # if it was learned before
+        position = int(self.turns.max()) + 1
+        self.turns[t] = position
+        old = self.room.read(self.net, t)
+        existing = masks_between(self.units_of(t), old)
+        if position == 1:  # the first task trains the whole network
+            self._train(task, fit, existing, 0)
             return
-        self._anchor(t, old, there)
-        self._fit(task, fit, beyond(there, there), self.head_epochs)
-        self._fit(task, fit, between(self.select(t), old), self.retrain_epochs)
-        if evaluate(self, task.train).loss > self.loss_threshold and self._expand(t, turn):
-            self._fit(task, fit, beyond(between(self.seen(t), old), there), self.expand_epochs)
-            self._delete(t, turn)
-        if self._split(t, turn, old, there):
-            self._fit(task, fit, between(self.seen(t), old), self.split_epochs)
+        self._set_anchors(t, old, existing)
+        # Selective retraining: the new head alone, then the units that lead to it
+        self._train(task, fit, masks_without(existing, existing), self.head_epochs)
+        self._train(task, fit, masks_between(self.select(t), old), self.retrain_epochs)
+        # Expansion: new units, if the loss is still high; those that are not needed are removed again
+        if evaluate(self, task.train).loss > self.loss_threshold and self._expand(t, position):
+            self._train(task, fit, masks_without(masks_between(self.units_of(t), old), existing), self.expand_epochs)
+            self._remove_unneeded(t, position)
+        # Split: units that moved too far are copied, and everything is trained once more
+        if self._split(t, position, old, existing):
+            self._train(task, fit, masks_between(self.units_of(t), old), self.split_epochs)
 
     def end_learning(self) -> None:
-        self.free, self.freezes, self.anchors, self.fresh = [], [], [], []
+        self.trained, self.freezes, self.anchors, self.new_units = [], [], [], []
 
-    def _give_up(self, task: int) -> None:
-        """A task that is learned again: units that no other finished task has seen are gone."""
+    def _remove_units_of(self, task: int) -> None:
+        """Count a task as not learned, and remove the units that no other finished task uses."""
         self.turns[task] = 0
-        self.room.born[self.room.born > self.turns.max()] = UNBORN
+        self.room.born[self.room.born > self.turns.max()] = NOT_ADDED
 
-    def _anchor(self, task: int, old: list[Layer], there: list[Layer]) -> None:
-        """What is there is pulled back to where it is now, but for a head that is the task's own."""
-        layers = list(zip(self.room.wide(self.net, task), old, there, strict=True))
-        for wide, values, mask in layers if self.net.shared else layers[:-1]:
-            for (parameter, value), (_, where) in zip(wide.cut(values), wide.cut(mask), strict=True):
+    def _set_anchors(self, task: int, old: list[Layer], existing: list[Layer]) -> None:
+        """Pull all existing weights towards their present values, except those of a head that is the task's own."""
+        layers = list(zip(self.room.layers(self.net, task), old, existing, strict=True))
+        for layer, values, mask in layers if self.net.shared else layers[:-1]:
+            for (parameter, value), (_, where) in zip(layer.split(values), layer.split(mask), strict=True):
                 self.anchors.append((parameter, value, where.to(value)))
 
-    def _fit(self, task: Task, fit: Fit, masks: list[Layer], epochs: int) -> None:
-        """Train what the masks name; everything else keeps its bits."""
-        layers = zip(self.room.wide(self.net, task.index), masks, strict=True)
-        shares = [share for wide, mask in layers for share in wide.cut(mask)]
-        self.free = [parameter for parameter, moves in shares if moves.any()]
-        self.freezes = [Freeze(parameter, ~moves) for parameter, moves in shares if not moves.all()]
+    def _train(self, task: Task, fit: Fit, masks: list[Layer], epochs: int) -> None:
+        """Train the weights in these masks; all others keep their bits."""
+        layers = zip(self.room.layers(self.net, task.index), masks, strict=True)
+        parts = [part for layer, mask in layers for part in layer.split(mask)]
+        self.trained = [parameter for parameter, mask in parts if mask.any()]
+        self.freezes = [Freeze(parameter, ~mask) for parameter, mask in parts if not mask.all()]
         changes: dict[str, Any] = {"epochs": epochs} if epochs else {}
         fit(self, task, **changes)
 
     def select(self, task: int) -> list[Tensor]:
-        """The units from which non-zero weights lead to the head, found layer by layer from the top."""
-        layers, chosen = self.room.copy(self.net, task), []
+        """Return a mask of the units of every layer from which non-zero weights lead to the head."""
+        layers, selected = self.room.read(self.net, task), []
         above = torch.ones_like(layers[-1].bias, dtype=torch.bool)
-        for layer, seen in zip(layers[:0:-1], reversed(self.seen(task)), strict=True):
-            above = (layer.weight[above] != 0).any(0) & seen
-            chosen.append(above)
-        return chosen[::-1]
+        for layer, units in zip(layers[:0:-1], reversed(self.units_of(task)), strict=True):  # from the head downwards
+            above = (layer.weight[above] != 0).any(0) & units
+            selected.append(above)
+        return selected[::-1]
 
-    def _expand(self, task: int, turn: int) -> bool:
-        """New units in every layer. Only new units read them so far, so that the logits are as they were."""
-        new = [self.room.take(level, self.expand, turn) for level in range(len(self.room.born))]
-        layers, source = self.room.copy(self.net, task), generator(self.net.seed, "units", task, turn)
-        for level, (units, mask) in enumerate(zip(new, between(self.seen(task), layers), strict=False)):
-            weight, reads = layers[level].weight, mask.weight[units]
-            drawn = torch.rand(reads.shape, generator=source).mul(2).sub(1).to(weight)
-            weight[units] = torch.where(reads, drawn / reads.sum(1, keepdim=True).sqrt(), 0)
+    def _expand(self, task: int, position: int) -> bool:
+        """Add units to every layer; return whether any were added. Only new units read them at first, so that the logits
+        do not change."""
+        new = [self.room.add_units(level, self.expand, position) for level in range(len(self.room.born))]
+        layers, source = self.room.read(self.net, task), generator(self.net.seed, "units", task, position)
+        for level, (units, mask) in enumerate(zip(new, masks_between(self.units_of(task), layers), strict=False)):
+            weight, inputs = layers[level].weight, mask.weight[units]
+            drawn = torch.rand(inputs.shape, generator=source).mul(2).sub(1).to(weight)
+            weight[units] = torch.where(inputs, drawn / inputs.sum(1, keepdim=True).sqrt(), 0)
             layers[level].bias[units] = 0
             layers[level + 1].weight[:, units] = 0
         self.room.write(self.net, task, layers)
-        self.fresh = list((self.room.born == turn).unbind())
+        self.new_units = list((self.room.born == position).unbind())
         return any(len(units) for units in new)
 
-    def _delete(self, task: int, turn: int) -> None:
-        """New units that read nothing any more are gone."""
-        layers = self.room.copy(self.net, task)
-        for born, layer, mask in zip(self.room.born, layers, between(self.seen(task), layers), strict=False):
-            reads = ((layer.weight != 0) & mask.weight).any(1)[-len(born) :]
-            born[~reads & (born == turn)] = UNBORN
-        self.fresh = []
+    def _remove_unneeded(self, task: int, position: int) -> None:
+        """Remove the new units whose incoming weights have all become 0."""
+        layers = self.room.read(self.net, task)
+        for born, layer, mask in zip(self.room.born, layers, masks_between(self.units_of(task), layers), strict=False):
+            has_inputs = ((layer.weight != 0) & mask.weight).any(1)[-len(born) :]
+            born[~has_inputs & (born == position)] = NOT_ADDED
+        self.new_units = []
 
-    def _split(self, task: int, turn: int, old: list[Layer], there: list[Layer]) -> bool:
-        """Units that moved too far: a copy goes on from here, the unit itself goes back. What is new in this task (copies,
-        new units, a head of its own) reads the copies in place of the units; old units go on reading the units."""
-        layers = self.room.copy(self.net, task)
+    def _split(self, task: int, position: int, old: list[Layer], existing: list[Layer]) -> bool:
+        """Copy the units that moved too far; return whether there were any.
+
+        The copy keeps the present weights, and the unit gets its old ones back. What is new in this task (copies, new units,
+        a head of its own) reads the copies instead of the units; old units go on reading the units.
+        """
+        layers = self.room.read(self.net, task)
         pairs = []
-        for level, ((weight, bias), was) in enumerate(zip(layers[:-1], old, strict=False)):
-            units = self.drifted(weight, was.weight, there[level].weight)
-            copies = self.room.take(level, len(units), turn)
+        for level, ((weight, bias), before) in enumerate(zip(layers[:-1], old, strict=False)):
+            units = self.drifted(weight, before.weight, existing[level].weight)
+            copies = self.room.add_units(level, len(units), position)
             units = units[: len(copies)]
             weight[copies], bias[copies] = weight[units], bias[units]
-            weight[units], bias[units] = was.weight[units], was.bias[units]
+            weight[units], bias[units] = before.weight[units], before.bias[units]
             pairs.append((units, copies))
         head = torch.full_like(layers[-1].bias, not self.net.shared, dtype=torch.bool)
-        for (units, copies), above, new in zip(pairs, layers[1:], [*self.room.added(turn)[1:], head], strict=True):
+        new_above = [*self.room.units_added_at(position)[1:], head]
+        for (units, copies), above, new in zip(pairs, layers[1:], new_above, strict=True):
             read = above.weight[:, units]
             above.weight[:, copies] = torch.where(new[:, None], read, 0)
             above.weight[:, units] = torch.where(new[:, None], 0, read)
         self.room.write(self.net, task, layers)
         return any(len(units) for units, _ in pairs)
 
-    def drifted(self, now: Tensor, before: Tensor, there: Tensor) -> Tensor:
-        """The units whose incoming weights moved further than the threshold, at most `expand`, the furthest first."""
-        moved: Tensor = ((now - before) * there).norm(dim=1)
+    def drifted(self, now: Tensor, before: Tensor, existing: Tensor) -> Tensor:
+        """Return the units whose incoming weights moved further than the threshold, at most `expand`, the furthest first."""
+        moved: Tensor = ((now - before) * existing).norm(dim=1)
         order = moved.argsort(descending=True, stable=True)[: self.expand]
         return order[moved[order] > self.split_threshold]
 
     # In the step
 
     def loss(self, batch: Batch) -> Tensor:
+        """Return cross-entropy + l2/2 |W|^2 + drift/2 |W - W_old|^2."""
         loss = super().loss(batch)
-        for parameter in self.free:
+        for parameter in self.trained:
             loss = loss + self.l2 / 2 * parameter.square().sum()
         for parameter, old, where in self.anchors:
             loss = loss + self.drift / 2 * ((parameter - old) * where).square().sum()
@@ -194,24 +219,24 @@ class DEN(Method):
             freeze.mask_grad()
 
     def constrain(self) -> None:
-        """The proximal steps of the L1 norm and of the groups; then what does not move in this phase has its bits back."""
-        for parameter in self.free:
+        """Take the proximal steps of the L1 norm and of group sparsity; then restore the bits of what is not trained."""
+        for parameter in self.trained:
             if parameter.dim() == 2:
                 parameter.copy_(F.softshrink(parameter, self.l1))
-        for rows, fresh in zip(self.room.rows, self.fresh, strict=False):
-            rows.copy_(torch.where(fresh[:, None], shrink_rows(rows, self.group), rows))
+        for rows, new in zip(self.room.rows, self.new_units, strict=False):
+            rows.copy_(torch.where(new[:, None], shrink_rows(rows, self.group), rows))
         for freeze in self.freezes:
             freeze.restore()
 
-    # Looking at it
+    # Inspecting
 
     def widths(self) -> dict[str, int]:
-        """How many units every layer has now."""
-        counts = (self.room.born < UNBORN).sum(1).tolist()
+        """Return how many units every layer has now."""
+        counts = (self.room.born < NOT_ADDED).sum(1).tolist()
         return {stage.name: stage.width + count for stage, count in zip(self.room.stages, counts, strict=True)}
 
 
 def shrink_rows(weight: Tensor, by: float) -> Tensor:
-    """Every row shorter by this much, or 0: the proximal step of the sum of the rows' norms."""
+    """Make every row shorter by this much, or 0: the proximal step of the sum of the rows' norms."""
     factor: Tensor = 1 - by / weight.norm(dim=1, keepdim=True).clamp(min=max(by, 1e-30))
     return weight * factor

@@ -1,26 +1,31 @@
-"""When a loss is no longer finite: what probably made it so, and what to try, in words."""
+"""Explain a divergence: the likely cause of a loss that is not finite, and what to try."""
 
 import math
 
 from hatrack.regime import Regime
 
 NOT_THE_RATE = (
-    "no update had been made, so the learning rate is not to blame: "
-    "something is not finite in the weights, in what the method remembers, or in its loss"
+    "no update had been made, so the learning rate is not the cause: "
+    "something is not finite in the weights, in the buffers of the method, or in its loss"
 )
 
 
 def rate(regime: Regime) -> str:
-    """The usual cause."""
+    """Explain the usual cause, a learning rate that is too large."""
     clip = "" if regime.clip else ", or clip gradients (--clip)"
     return f"probably the learning rate is too large: try one under {regime.lr:g}{clip}{_halve(regime)}"
 
 
 def spring(regime: Regime, curvature: float, **per_unit: float) -> str:
-    """For a penalty with this curvature at most: is a step on it too long? `per_unit` has options by name, and what one
-    unit of each adds to the curvature."""
+    """Explain whether steps are too long for a quadratic penalty.
+
+    Args:
+        regime: the regime.
+        curvature: the largest curvature of the penalty.
+        per_unit: options of the method that scale the penalty, by name, and the curvature that one unit of each adds.
+    """
     if not math.isfinite(curvature):
-        return "the penalty itself is not finite: what was measured after the earlier tasks is too large"
+        return "the penalty itself is not finite: the importances that were measured after the earlier tasks are too large"
     if curvature < regime.steepest:
         return rate(regime)
     bound = regime.lr * regime.steepest
@@ -33,11 +38,12 @@ def spring(regime: Regime, curvature: float, **per_unit: float) -> str:
 
 
 def _halve(regime: Regime) -> str:
+    """Return a hint to the option that halves the learning rate, if it is not set."""
     return ", or --on-divergence halve" if regime.on_divergence == "stop" else ""
 
 
 class Diverged(ArithmeticError):  # noqa: N818
     """The loss is no longer a finite number."""
 
-    seen = ""  # where, and what is not finite
-    may_be_the_rate = True  # the learning rate: not if the very first loss was not finite
+    seen = ""  # the step, and what is not finite there
+    may_be_the_rate = True  # whether the learning rate may be the cause; not if the very first loss was not finite

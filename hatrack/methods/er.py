@@ -1,7 +1,8 @@
 """ER: experience replay from a tiny memory (Chaudhry, Rohrbach, Elhoseiny et al., 2019), https://arxiv.org/abs/1902.10486
 
-Every step trains on its batch joined with one drawn from memory, and then offers its batch to the memory. Departures: the
-draw is with replacement, so that the shape of a step never changes; an example is offered in the first epoch only.
+Every step trains on its batch together with examples from the memory, and then offers its batch to the memory. Departures
+from the paper: examples are drawn with replacement, so that the shapes of a step never change; an example is offered to the
+memory in the first epoch only.
 """
 
 from typing import Annotated, Any, Literal
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
-from hatrack.methods.parts.memory import Memory, Reservoir, Ring, idle, room
+from hatrack.methods.parts.memory import Memory, Reservoir, Ring, head_sizes, unused_heads
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.tasks.split import Batch
@@ -20,7 +21,21 @@ from hatrack.tasks.task import Task
 
 
 class ER(Method):
-    """Experience replay: every batch is joined by some examples from a small memory of all that was seen."""
+    """Experience replay: every batch is joined by some examples from a small memory of all that was seen.
+
+    The memory is a reservoir, in which every example seen so far is with the same probability, or a ring buffer per class.
+    The loss is the mean over the batch and the replayed examples.
+
+    Args:
+        net: the network; the method trains it in place. The options are listed by `hatrack list er`.
+
+    Example:
+        >>> method = hr.ER(hr.Network(trunk, tasks=tasks), memory=200)
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/er.md for formulas, published values and results.
+    """
 
     def __init__(
         self,
@@ -38,31 +53,35 @@ class ER(Method):
         self.options = check(ER, locals())
         self.replay = replay
         self.memory: Memory = Reservoir(memory, net.example) if kind == "reservoir" else Ring(per_class, net.example)
-        self.idle: list[nn.Parameter] = []  # heads that nothing trains now; set anew by `learn`
+        self.unused: list[nn.Parameter] = []  # heads of tasks that have no examples yet; set by `learn_task`
         self.grow()
 
     def grow(self) -> None:
-        self.memory.grow(room(self.net))
+        self.memory.grow(head_sizes(self.net))
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         self.memory.expect(len(task.train))
-        self.idle = idle(self.net, {task.index, *self.memory.tasks()})
+        self.unused = unused_heads(self.net, {task.index, *self.memory.tasks()})
         fit(self, task)
 
     def loss(self, batch: Batch) -> Tensor:
-        """The mean over the batch and what is replayed, in one forward pass; of the batch alone while nothing is kept."""
+        """Return the mean loss over the batch and the replayed examples, or over the batch alone if the memory is empty.
+
+        The shapes are always the same: while the memory is empty, some images of the batch are repeated with weight 0.
+        (Blank images would change the statistics of a batch norm.)
+        """
         x, y, task, _ = self.memory.sample(self.replay)
-        there = self.memory.used.any()
-        own = torch.arange(self.replay, device=y.device) % len(batch.y)
-        x = torch.where(there, x, batch.x[own])  # blank images would be seen by the statistics of a batch norm
-        owner = batch.task if isinstance(batch.task, Tensor) else torch.full_like(batch.y, batch.task)
-        logits = self(torch.cat([batch.x, x]), torch.cat([owner, task]))
+        filled = self.memory.used.any()
+        repeated = torch.arange(self.replay, device=y.device) % len(batch.y)
+        x = torch.where(filled, x, batch.x[repeated])
+        batch_task = batch.task if isinstance(batch.task, Tensor) else torch.full_like(batch.y, batch.task)
+        logits = self(torch.cat([batch.x, x]), torch.cat([batch_task, task]))
         losses = F.cross_entropy(logits, torch.cat([batch.y, y]), reduction="none")
-        weight = torch.cat([torch.ones_like(batch.y), there.to(y.dtype).expand_as(y)])
+        weight = torch.cat([torch.ones_like(batch.y), filled.to(y.dtype).expand_as(y)])
         return (losses * weight).sum() / weight.sum()
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
-        """The batch is offered to the memory once its loss is known, as in the paper."""
-        for parameter in self.idle:
+        """Offer the batch to the memory after its loss was computed, as in the paper."""
+        for parameter in self.unused:
             parameter.grad = None
         self.memory.add(batch.x, batch.y, batch.task)

@@ -1,10 +1,11 @@
 """EWC: elastic weight consolidation (Kirkpatrick et al., PNAS 2017), https://arxiv.org/abs/1612.00796
 
-After a task, the Fisher information says how much each weight matters to it; while later tasks are learned, a spring of
-that stiffness pulls the weight back to the value it had. Springs to several anchors add up to one spring: the stiffnesses
-add, and the anchor is their weighted mean. So a step takes as long in the 200th task as in the second, with one anchor and
-one stiffness per weight; 002 has the same idea, but its formula lacks a factor 2 and pulls weights towards half the mean.
-A departure from the paper, by an option: no spring is stiffer than `limit`, because SGD overshoots those over 2 / lr.
+After a task, the Fisher information tells how important each weight is to it. While later tasks are learned, a quadratic
+penalty of that strength (a spring) pulls the weight back to the value it had, its anchor. Several springs on a weight equal
+one spring: their stiffnesses add up, and its anchor is the weighted mean of theirs. So one anchor and one stiffness per
+weight suffice, and a step takes as long in the 200th task as in the second. Paper 002 has the same idea, but its formula
+lacks a factor 2 and pulls weights towards half the mean. A departure from the paper, by an option: no spring is stiffer
+than `limit`, because SGD diverges on a stiffness over 2 / lr.
 """
 
 import math
@@ -28,7 +29,18 @@ from hatrack.tasks.task import Task
 class EWC(Method):
     """Elastic weight consolidation: the more an earlier task cares about a weight, the stiffer the spring that holds it.
 
-    The weights of the trunk are held, and the head if all tasks share it; heads of single tasks are left to their tasks.
+    The importance of a weight is the diagonal of the Fisher information, measured after each task. The penalty acts on the
+    trunk, and on the head if all tasks share it; the head of a single task is trained by that task only.
+
+    Args:
+        net: the network; the method trains it in place. The options are listed by `hatrack list ewc`.
+
+    Example:
+        >>> method = hr.EWC(hr.Network(trunk, tasks=tasks), strength=200)
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/ewc.md for formulas, published values and results.
     """
 
     fisher: Tensor  # each (weights,)
@@ -71,30 +83,30 @@ class EWC(Method):
         self.importance = importance
         self.estimator, self.samples, self.rescale = estimator, samples, rescale
         now = values(self.net.shared_parameters()).detach()
-        self.register_buffer("fisher", torch.zeros_like(now))  # zeros: the first task feels no spring
+        self.register_buffer("fisher", torch.zeros_like(now))  # 0: no penalty in the first task
         self.register_buffer("anchor", now.clone())
-        self.register_buffer("learned", now.new_zeros(()))  # how many tasks
+        self.register_buffer("learned", now.new_zeros(()))  # number of tasks learned
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         fit(self, task)
-        self.consolidate(self._measure(task))
+        self.consolidate(self._importance(task))
 
     def loss(self, batch: Batch) -> Tensor:
         return super().loss(batch) + self.penalty()
 
     def penalty(self) -> Tensor:
-        """(lambda / 2) sum F (theta - anchor)^2. With all anchors the tasks' own sum is larger by a constant."""
+        """Return (lambda / 2) sum F (theta - anchor)^2. (For anchors="all", the sum over tasks is larger by a constant.)"""
         return self.stiffness() @ (values(self.net.shared_parameters()) - self.anchor).square() / 2
 
     def stiffness(self) -> Tensor:
-        """Of the springs (weights,)."""
+        """Return the stiffness of the springs (weights,), lambda F, at most `limit`."""
         return (self.strength * self.fisher).clamp(max=self.limit or math.inf)
 
     def explain_divergence(self, regime: Regime) -> str:
         return spring(regime, self.stiffness().max().item(), strength=self.fisher.max().item(), limit=1.0)
 
-    def _measure(self, task: Task) -> Tensor:
-        """How much the task cares about each weight."""
+    def _importance(self, task: Task) -> Tensor:
+        """Measure how important each weight is to a task (weights,)."""
         if self.importance == "ones":
             return torch.ones_like(self.fisher)
         new = fisher_diagonal(
@@ -107,7 +119,11 @@ class EWC(Method):
 
     @torch.no_grad()
     def consolidate(self, new: Tensor) -> None:
-        """After a task with this Fisher: the springs that hold its weights from now on."""
+        """Update the springs after a task.
+
+        Args:
+            new: the Fisher diagonal of the task (weights,).
+        """
         now = values(self.net.shared_parameters())
         match self.anchors:
             case "all":  # sum_k F_k (theta - theta_k)^2 = S (theta - M)^2 + constant, S = sum F_k, M = sum F_k theta_k / S

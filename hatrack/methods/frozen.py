@@ -1,6 +1,6 @@
 """SGD-F, a reference of the HAT paper (Serra et al., ICML 2018), https://arxiv.org/abs/1801.01423
 
-The trunk learns the first task and then stops; later tasks train their head alone.
+The trunk is trained on the first task and then frozen; later tasks train only their heads.
 """
 
 from typing import Self
@@ -16,9 +16,22 @@ from hatrack.tasks.task import Task
 
 
 class Frozen(Method):
-    """The trunk is trained on the first task only; every later task trains its own head on those features."""
+    """The trunk is trained on the first task only; every later task trains its own head on those features.
 
-    started: Tensor
+    Nothing is forgotten, and nothing is learned but linear classifiers: a reference for methods that protect earlier tasks.
+
+    Args:
+        net: the network; the method trains it in place.
+
+    Example:
+        >>> method = hr.Frozen(hr.Network(trunk, tasks=tasks))
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/frozen.md for formulas, published values and results.
+    """
+
+    started: Tensor  # 0-d: whether a task has been learned
 
     def __init__(self, net: Network) -> None:
         super().__init__(net)
@@ -26,18 +39,20 @@ class Frozen(Method):
             raise ValueError("frozen needs a head per task: a head that all tasks share would be overwritten")
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
 
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        for module in self.net.trunk.modules():
-            if self.started and next(module.buffers(recurse=False), None) is not None:
-                module.training = False  # running statistics and the like stop with the weights
-        return self
-
-    def used_by(self, task: int) -> dict[str, Tensor]:
-        return self.used_of_network(task, {})
-
     def learn_task(self, task: Task, fit: Fit) -> None:
         trained = [] if self.started else [p for p in self.net.trunk.parameters() if p.requires_grad]
         with training_only(self.net.trunk, trained):
             fit(self, task)
         self.started.fill_(True)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode. After the first task, modules with buffers stay in evaluation mode, so that running statistics are
+        frozen like the weights."""
+        super().train(mode)
+        for module in self.net.trunk.modules():
+            if self.started and next(module.buffers(recurse=False), None) is not None:
+                module.training = False
+        return self
+
+    def used_by(self, task: int) -> dict[str, Tensor]:
+        return self.used_of_network(task, {})

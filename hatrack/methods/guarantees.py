@@ -1,8 +1,8 @@
-"""What is guaranteed of finished tasks: what they use keeps its bits, and they answer as they did.
+"""Verify the guarantees for finished tasks: everything that they use keeps its bits, and their logits stay the same.
 
-`Method.used_by` names what a task uses: weights, gates, norms, head. A saved method has digests of that, which are compared
-after every new task, before a save and after loading. But a trunk may use more than a method can see. So finished tasks are
-also given some images, the probes, before a new task is learned, and again afterwards.
+`Method.used_by` returns what a task uses: weights, gates, norms, head. A saved method has digests of these tensors, which
+are compared after every new task, before saving and after loading. But a trunk may use tensors that a method does not know.
+So the logits of finished tasks on some images, the probes, are also compared before and after a new task is learned.
 """
 
 from collections.abc import Iterator
@@ -19,14 +19,16 @@ from hatrack.tasks.task import Task
 if TYPE_CHECKING:
     from hatrack.methods.method import Method
 
-ROUNDING = 1e-4  # of logits, as a share of the largest of them: what another order of sums makes of them
-PROBES = 16  # images of a new task that finished tasks are given
+ROUNDING = (
+    1e-4  # the difference of logits that is allowed, as a share of the largest: sums in another order round differently
+)
+PROBES = 16  # images of the new task among the probes
 
 
 @contextmanager
 def transaction(method: "Method", task: Task) -> Iterator[None]:
-    """Within it a task is learned. Afterwards the guarantees are verified; if they don't hold, or if anything failed, the
-    method's state is rolled back to what it was before."""
+    """Learn a task in the block, then verify the guarantees. If they are broken, or if anything fails, the state of the
+    method is rolled back to what it was before the block."""
     before = {key: value.clone() for key, value in method.state_dict().items()}
     method.probes = take_probes(method, task)
     try:
@@ -45,7 +47,7 @@ def transaction(method: "Method", task: Task) -> Iterator[None]:
 
 @torch.no_grad()
 def roll_back(method: "Method", before: dict[str, Tensor]) -> None:
-    """Give the method an earlier state; what it grew by since then stays as it is."""
+    """Give the method an earlier state. Tensors that it has gained since then are left as they are."""
     for key, value in method.state_dict().items():
         if key in before and before[key].shape == value.shape:
             value.copy_(before[key])
@@ -53,14 +55,19 @@ def roll_back(method: "Method", before: dict[str, Tensor]) -> None:
 
 @torch.no_grad()
 def digest(method: "Method", task: int) -> str:
-    """A digest of all that a finished task uses, its preprocessing included; empty if the method guarantees nothing."""
+    """Return a digest of all that a finished task uses, with its preprocessing; empty if the method guarantees nothing."""
     used = method.used_by(task)
     rows = {f"view {name}": row for name, row in method.net.preprocessing.rows(task).items()}
     return tensors.digest({**used, **rows}) if used else ""
 
 
 def check_digests(method: "Method", *, but: int | None = None) -> None:
-    """Raise an error that names the task if one is not, bit for bit, what it was when the method was saved or loaded."""
+    """Raise an error that names the task if one has changed by a bit since the method was saved or loaded.
+
+    Args:
+        method: the method.
+        but: a task that may change, because it is learned again.
+    """
     for task, saved in method.digests.items():
         if task != but and digest(method, task) != saved:
             raise ValueError(
@@ -71,7 +78,7 @@ def check_digests(method: "Method", *, but: int | None = None) -> None:
 
 @torch.no_grad()
 def logits(method: "Method", task: int, images: Tensor | None = None) -> Tensor:
-    """The logits of a task on the network's example, or on other images, in evaluation mode."""
+    """Return the logits of a task in evaluation mode, on the network's example images or on others."""
     mode = method.training
     given = method.net.example if images is None else images
     with seeded(0, "logits"), torch.autocast(given.device.type, enabled=False):
@@ -81,14 +88,14 @@ def logits(method: "Method", task: int, images: Tensor | None = None) -> Tensor:
 
 
 class Probes(NamedTuple):
-    """What finished tasks answered to some images."""
+    """The logits of finished tasks on some images, before a new task is learned."""
 
     images: Tensor
     logits: dict[int, Tensor]  # by task
 
     @torch.no_grad()
     def check(self, method: "Method") -> None:
-        """Raise an error if a task answers differently now, by more than another order of sums makes of it."""
+        """Raise an error if the logits of a task differ now by more than rounding."""
         for task, then in self.logits.items():
             if not close(then, logits(method, task, self.images), ROUNDING):
                 raise ValueError(
@@ -99,18 +106,20 @@ class Probes(NamedTuple):
 
 
 def take_probes(method: "Method", new: Task) -> Probes:
-    """Give a few images of a new task to the finished tasks that must not change. Tasks whose answers are random are left
-    out: they tell nothing."""
-    held = [task for task in method.history if task != new.index and method.used_by(task)]
-    if not held or new.shape != method.net.example.shape[1:]:
+    """Compute the probes of the finished tasks that must not change, on the example images and on some of the new task.
+
+    Tasks whose logits are random are left out.
+    """
+    guaranteed = [task for task in method.history if task != new.index and method.used_by(task)]
+    if not guaranteed or new.shape != method.net.example.shape[1:]:
         return Probes(method.net.example, {})
     some = new.train.inputs(torch.arange(min(PROBES, len(new.train)), device=new.train.y.device))
     images = torch.cat([method.net.example, some.to(method.net.example)])
-    once, twice = ({task: logits(method, task, images) for task in held} for _ in range(2))
-    return Probes(images, {task: once[task] for task in held if close(once[task], twice[task], ROUNDING)})
+    once, twice = ({task: logits(method, task, images) for task in guaranteed} for _ in range(2))
+    return Probes(images, {task: once[task] for task in guaranteed if close(once[task], twice[task], ROUNDING)})
 
 
 def close(then: Tensor, now: Tensor, share: float) -> bool:
-    """Whether logits differ by no more than this share of the largest."""
-    room = share * max(1.0, then.abs().max().item()) if then.numel() else 0.0
-    return then.shape == now.shape and torch.allclose(now, then.to(now), rtol=0, atol=room, equal_nan=True)
+    """Return whether logits differ by at most this share of the largest."""
+    tolerance = share * max(1.0, then.abs().max().item()) if then.numel() else 0.0
+    return then.shape == now.shape and torch.allclose(now, then.to(now), rtol=0, atol=tolerance, equal_nan=True)

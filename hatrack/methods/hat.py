@@ -1,9 +1,9 @@
 """HAT: hard attention to the task (Serra, Suris, Miron, Karatzoglou, ICML 2018), https://arxiv.org/abs/1801.01423
 
-Every task learns a gate per unit; units that a finished task uses keep the weights between them. Departures from the
-paper, all by options: gates of finished tasks are binary (`masks="soft"` is the paper's), so nothing is forgotten at all,
-not a bit; the gates have a learning rate of their own, since only plain SGD moves them; used weights are put back after
-every update, so that momentum, Adam and weight decay can't move them either; norms are per task.
+Every task learns a gate per unit. The weights between units that a finished task uses are frozen. Departures from the
+paper, with options: gates of finished tasks are binary (the paper has `masks="soft"`), so that nothing is forgotten, not a
+bit; the gates have their own learning rate, because they are always trained by plain SGD; frozen weights are restored after
+every update, so that momentum, Adam and weight decay can't move them either; each task has its own norms.
 """
 
 from collections.abc import Callable
@@ -30,20 +30,35 @@ LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
 
 
 class PartialFreeze(NamedTuple):
-    """What earlier tasks hold of one parameter while a new task is learned."""
+    """How far earlier tasks freeze one parameter while a new task is learned."""
 
     parameter: nn.Parameter
-    freeze: Freeze
-    share: Tensor | None = None  # soft masks: how much of an update is taken back,
-    before: Tensor | None = None  # and the values that it begins with
+    freeze: Freeze  # the entries that are frozen completely
+    share: Tensor | None = None  # with soft masks: the share of an update that is taken back
+    before: Tensor | None = None  # with soft masks: the values before the update
 
 
 class HAT(Method):
-    """Hard attention to the task: gates per unit and task; what a finished task uses is frozen."""
+    """Hard attention to the task: gates per unit and task; what a finished task uses is frozen.
 
-    gates: Tensor
-    done: Tensor
-    frozen: Tensor
+    Together with the weights, every task learns an embedding per unit, whose sigmoid is the gate of the unit. Within an
+    epoch the gates are annealed from soft to hard. A capacity term in the loss keeps a task from using more units than it
+    needs. Later tasks may read frozen units, and train the weights that are still free.
+
+    Args:
+        net: the network; the method trains it in place. The options are listed by `hatrack list hat`.
+
+    Example:
+        >>> method = hr.HAT(hr.Network(trunk, tasks=tasks), smax=400, c=0.75)
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/hat.md for formulas, published values and results.
+    """
+
+    gates: Tensor  # (tasks, units), of finished tasks
+    done: Tensor  # (tasks,): whether a task is finished
+    frozen: Tensor  # (units,): units of layers that the user froze
 
     def __init__(
         self,
@@ -79,102 +94,105 @@ class HAT(Method):
         self.anneal, self.embedding, self.gate_lr = anneal, embedding, gate_lr
         self.units = Units(net.trunk, net.example, on_unknown=on_unknown, leave=leave)
         self.units.to(net.example.device)
-        # Units of layers that the user froze: nothing can change them, so they stay open and cost nothing.
+        # Units of layers that the user froze can't change, so their gates are always open and need no capacity.
         self.register_buffer("frozen", self.units.frozen().to(net.example.device), persistent=False)
         self.norms = TaskNorms(net, shared=norms == "shared")
         self.embeddings = nn.ParameterList()  # (units,) per task
         self.register_buffer("gates", torch.zeros(0, self.units.count, dtype=torch.bool if masks == "binary" else None))
-        self.register_buffer("done", torch.zeros(0, dtype=torch.bool))  # which tasks are finished
-        self.learning = 0  # the task being learned; it and the next two are set anew by `learn`
+        self.register_buffer("done", torch.zeros(0, dtype=torch.bool))
+        self.learning = 0  # the task being learned; it and the next two are set by `learn_task`
         self.freezes: list[PartialFreeze] = []
-        self.used = torch.zeros(self.units.count)  # how much finished tasks use every unit
+        self.used = torch.zeros(self.units.count)  # the largest gate of finished tasks, for every unit
         self.grow()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """`.to(device)` comes here, and the numbers of the units must go along."""
+        """Move also the tables of units, when `.to(device)` is called."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.units.to(self.net.example.device)
         return self
 
     def grow(self) -> None:
-        """Embeddings and gates for every task that the network knows of."""
+        """Make embeddings and gates for every task of the network."""
         self.norms.grow(len(self.net.classes))
         for task in range(len(self.embeddings), len(self.net.classes)):
             device = self.net.example.device
-            self.embeddings.append(nn.Parameter(self._start(task).to(device)))
+            self.embeddings.append(nn.Parameter(self._initial_embedding(task).to(device)))
             self.gates = torch.cat([self.gates.to(device), self.gates.new_zeros(1, self.units.count, device=device)])
             self.done = torch.cat([self.done.to(device), self.done.new_zeros(1, device=device)])
 
-    def _start(self, task: int) -> Tensor:
-        """The embeddings that a task begins with."""
+    def _initial_embedding(self, task: int) -> Tensor:
+        """Return the embedding (units,) with which a task starts."""
         e, source = torch.empty(self.units.count), generator(self.net.seed, "embedding", task)
         return e.normal_(generator=source) if self.embedding == "normal" else e.uniform_(0, 2, generator=source)
 
     # Forward
 
-    def finished(self, task: int) -> Tensor:
-        """The gates (units,) that a task has when it is finished, or would have if it were now."""
+    def final_gates(self, task: int) -> Tensor:
+        """Return the gates (units,) of a finished task, or those that a task would have if it were finished now."""
         e = self.embeddings[task]
-        now = (e > 0) | self.frozen if self.masks == "binary" else self._open(torch.sigmoid(self.smax * e))
+        now = (e > 0) | self.frozen if self.masks == "binary" else self._open_frozen(torch.sigmoid(self.smax * e))
         return torch.where(self.done[task], self.gates[task], now)
 
-    def _open(self, gates: Tensor) -> Tensor:
+    def _open_frozen(self, gates: Tensor) -> Tensor:
+        """Open the gates of units that the user froze."""
         return torch.where(self.frozen, 1.0, gates)
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         if isinstance(task, Tensor):
             return grouped(self, x, task)
-        return self.net.head(self.units.run(x, self.finished(task), self.norms.of(task)), task)
+        return self.net.head(self.units.run(x, self.final_gates(task), self.norms.of(task)), task)
 
     # Learning
 
     def learn_task(self, task: Task, fit: Fit) -> None:
-        self.done[task.index] = False  # a task that is learned again gives up what it had
-        self._hold()
+        self.done[task.index] = False  # if the task was learned before, its units become free
+        self._freeze_used_weights()
         self.warn_if_full(task)
         self.learning = task.index
         fit(self, task, plain={self.embeddings[task.index]: self.gate_lr})
-        self.norms.gather(self, task.index, task.train)  # statistics of the gates as they are from now on
-        self.gates[task.index] = self.finished(task.index).detach()
+        self.norms.recompute(self, task.index, task.train)  # with the final gates
+        self.gates[task.index] = self.final_gates(task.index).detach()
         self.done[task.index] = True
 
     def end_learning(self) -> None:
         self.freezes = []
 
     @torch.no_grad()
-    def _hold(self) -> None:
-        """Before a task: what the finished tasks use of every unit and weight, and the values to keep."""
+    def _freeze_used_weights(self) -> None:
+        """Compute which units the finished tasks use, and freeze the weights between them."""
         finished = [self.gates[t].float() for t in range(len(self.gates)) if self.done[t]]
         self.used = torch.stack([torch.zeros_like(self.embeddings[0]), *finished]).amax(0)
         self.freezes = []
         if not finished:
             return
-        everyone = [self.used] if self.protect == "paper" else finished
-        spread = [self.units.weight_masks(gates) for gates in everyone]
+        protected = [self.used] if self.protect == "paper" else finished  # gates of all tasks together, or of each
+        spread = [self.units.weight_masks(gates) for gates in protected]
         for name, parameter in self.net.trunk.named_parameters():
             if name in self.units.traced:
-                self._keep(parameter, torch.stack([weights[name] for weights in spread]).amax(0))
-        if self.net.shared:  # its outputs are used by all tasks; a head per task needs no protection
-            features = torch.stack([self.units.feature_masks(gates.cpu()) for gates in everyone]).amax(0)
+                self._freeze(parameter, torch.stack([weights[name] for weights in spread]).amax(0))
+        if self.net.shared:  # all tasks use its outputs; a head per task needs no protection
+            features = torch.stack([self.units.feature_masks(gates.cpu()) for gates in protected]).amax(0)
             head = self.net.heads[0]
-            self._keep(head.get_parameter("weight"), features.expand_as(head.get_parameter("weight")))
-            self._keep(head.get_parameter("bias"), torch.ones(()))
+            self._freeze(head.get_parameter("weight"), features.expand_as(head.get_parameter("weight")))
+            self._freeze(head.get_parameter("bias"), torch.ones(()))
 
-    def _keep(self, parameter: nn.Parameter, held: Tensor) -> None:
+    def _freeze(self, parameter: nn.Parameter, share: Tensor) -> None:
+        """Freeze entries of a parameter by their share: 1 completely, 0 not at all, between them with soft masks only."""
         if parameter.requires_grad:
-            held = held.to(parameter.device)
-            soft = () if self.masks == "binary" else (held.to(parameter.dtype), parameter.detach().clone())
-            self.freezes.append(PartialFreeze(parameter, Freeze(parameter, held == 1), *soft))
+            share = share.to(parameter.device)
+            soft = () if self.masks == "binary" else (share.to(parameter.dtype), parameter.detach().clone())
+            self.freezes.append(PartialFreeze(parameter, Freeze(parameter, share == 1), *soft))
 
     def loss(self, batch: Batch) -> Tensor:
+        """Return the cross-entropy with annealed gates, plus c times the capacity term (Eq. 4)."""
         assert isinstance(batch.task, int), "HAT learns one task at a time"
-        gates = self._open(torch.sigmoid(hardness(batch, self.smax, self.anneal) * self.embeddings[batch.task]))
+        gates = self._open_frozen(torch.sigmoid(hardness(batch, self.smax, self.anneal) * self.embeddings[batch.task]))
         features = self.units.run(batch.x, without_denormals(gates), self.norms.of(batch.task))
         logits = self.net.head(features, batch.task)
         return F.cross_entropy(logits, batch.y) + self.c * self.capacity(gates)
 
     def capacity(self, gates: Tensor) -> Tensor:
-        """R (Eq. 5): the share of the free units that the gates open; 0 when no unit is free."""
+        """Return R (Eq. 5), the share of the free units that the gates open; 0 when no unit is free."""
         free = torch.where(self.frozen, 0.0, 1 - self.used)
         return (gates * free).sum() / free.sum().clamp(min=1e-6)
 
@@ -190,22 +208,23 @@ class HAT(Method):
             e.grad.mul_(compensation(e, hardness(batch, self.smax, self.anneal), self.smax))
 
     def constrain(self) -> None:
-        """Used weights back to their exact bits, free ones finite (an infinity would pass a closed gate)."""
+        """Restore the bits of frozen weights, keep the others finite (infinity times a closed gate is not 0), and clamp the
+        embedding."""
         for parameter, freeze, share, before in self.freezes:
-            if share is not None and before is not None:  # Adam would make up for a smaller gradient
+            if share is not None and before is not None:  # a smaller gradient would not suffice: Adam normalises it
                 parameter.lerp_(before, share)
             freeze.restore()
         self.embeddings[self.learning].clamp_(-LIMIT, LIMIT)
 
-    # Afterwards
+    # Inspecting and releasing
 
     def used_by(self, task: int) -> dict[str, Tensor]:
-        """The weights between its units, its gates, norms and head; soft gates and shared norms hold nothing for good."""
+        """Return the weights between its units, its gates, norms and head. Soft gates and shared norms guarantee nothing."""
         if self.masks == "soft" or (self.norms.shared and self.norms.names):
             return {}
         gates, trunk = self.gates[task].float().cpu(), dict(self.net.trunk.named_parameters())
-        held = {name: mask == 1 for name, mask in self.units.weight_masks(gates).items() if name in self.units.traced}
-        own = {f"trunk.{name}": torch.where(mask.to(trunk[name].device), trunk[name], 0) for name, mask in held.items()}
+        masks = {name: share == 1 for name, share in self.units.weight_masks(gates).items() if name in self.units.traced}
+        own = {f"trunk.{name}": torch.where(mask.to(trunk[name].device), trunk[name], 0) for name, mask in masks.items()}
         own |= {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
         if self.net.shared:
             weight = self.net.heads[0].get_parameter("weight")
@@ -214,28 +233,35 @@ class HAT(Method):
 
     @torch.no_grad()
     def release(self, task: int) -> None:
-        """Give up a task: what it alone used is free for later ones, and it is as a task that was never learned."""
+        """Forget a task and free the units that only it uses. The task is then as if it had never been learned.
+
+        Args:
+            task: the number of the task.
+        """
         self.net.check_task_id(task)
         self.make_room()
         self.forget_task(task)
         self.done[task], self.gates[task] = False, 0
-        self.embeddings[task].copy_(self._start(task))
+        self.embeddings[task].copy_(self._initial_embedding(task))
         self.norms.reset(self.net, task)
         self.net.reset_head(task)
 
     def usage(self) -> dict[str, float]:
-        """The share of the units of every layer that finished tasks use."""
+        """Return the share of the units of every layer that finished tasks use."""
         used = (self.gates[self.done] > 0.5).any(0).float()
         layers = [(name, units) for name, units in self.units.layers.items() if not self.frozen[units].all()]
         return {name: used[units].mean().item() for name, units in layers}
 
 
 def without_denormals(gates: Tensor) -> Tensor:
-    """Gates under 1e-12 become 1e-12, with the gradient they had. No sum in float32 would show the difference, but products
-    of such gates are denormal numbers, which a CPU computes many times slower. Not 0: behind it a relu has no slope."""
+    """Raise gates under 1e-12 to 1e-12 without changing their gradient.
+
+    No sum in float32 shows the difference, but products of such gates are denormal numbers, with which a CPU is many times
+    slower. They are not set to 0, because a relu has no slope there.
+    """
     return gates + (gates.clamp(min=1e-12) - gates).detach()
 
 
 def compensation(e: Tensor, s: Tensor, smax: float) -> Tensor:
-    """The factor on the gradient of an embedding: smax (cosh(se) + 1) / (s (cosh(e) + 1)), with |se| clamped at 50."""
+    """Return the factor on the gradient of an embedding: smax (cosh(se) + 1) / (s (cosh(e) + 1)), |se| clamped at 50."""
     return smax / s * (torch.cosh((s * e).clamp(-50, 50)) + 1) / (torch.cosh(e) + 1)

@@ -1,8 +1,8 @@
 """IMM-mean: incremental moment matching by the mean (Lee, Kim, Jun, Ha, Zhang, NeurIPS 2017), https://arxiv.org/abs/1703.08475
 
-The weights of a new task are looked for near those of the earlier ones (L2-transfer), so that the line between both stays
-good for all; then the network takes a point on that line. Averaged is what tasks share: a head of a single task stays as it
-was trained, since no other task has an opinion on it. Running statistics of norms stay those of the last task.
+A new task is trained with an L2 penalty towards the weights of the earlier ones (L2-transfer), so that all weights between
+both are good for all tasks. Then the network gets a weighted mean of both. Only what tasks share is averaged: the head of a
+single task stays as it was trained, and running statistics of norms stay those of the last task.
 """
 
 from typing import Annotated
@@ -22,10 +22,24 @@ from hatrack.tasks.task import Task
 
 
 class IMMMean(Method):
-    """Incremental moment matching by the mean: after each task the weights become the mean over the tasks so far."""
+    """Incremental moment matching by the mean: after each task the weights become the mean over the tasks so far.
 
-    anchor: Tensor  # (weights,)
-    learned: Tensor
+    While a task is learned, an L2 penalty pulls the weights towards the merged weights of the earlier tasks; without it, the
+    mean of two solutions would be good for neither task.
+
+    Args:
+        net: the network; the method trains it in place. The options are listed by `hatrack list imm-mean`.
+
+    Example:
+        >>> method = hr.IMMMean(hr.Network(trunk, tasks=tasks), strength=1e-4)
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/imm-mean.md for formulas, published values and results.
+    """
+
+    anchor: Tensor  # (weights,): the merged weights of the tasks so far
+    learned: Tensor  # 0-d: number of tasks learned
 
     def __init__(
         self,
@@ -40,8 +54,8 @@ class IMMMean(Method):
         self.options = check(IMMMean, locals())
         self.strength, self.alpha = strength, alpha
         now = values(self.net.shared_parameters()).detach()
-        self.register_buffer("anchor", now.clone())  # the merged weights of the tasks so far
-        self.register_buffer("learned", now.new_zeros(()))  # how many tasks
+        self.register_buffer("anchor", now.clone())
+        self.register_buffer("learned", now.new_zeros(()))
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         fit(self, task)
@@ -51,7 +65,7 @@ class IMMMean(Method):
         return super().loss(batch) + self.penalty()
 
     def penalty(self) -> Tensor:
-        """L2-transfer: (strength / 2) sum (theta - anchor)^2, from the second task on."""
+        """Return L2-transfer: (strength / 2) sum (theta - anchor)^2, from the second task on."""
         pull = self.strength / 2 * self.learned.clamp(max=1)
         return pull * (values(self.net.shared_parameters()) - self.anchor).square().sum()
 
@@ -60,7 +74,7 @@ class IMMMean(Method):
 
     @torch.no_grad()
     def merge(self) -> None:
-        """theta <- (theta + t anchor) / (t + 1) after t earlier tasks, or alpha theta + (1 - alpha) anchor."""
+        """Set theta <- (theta + t anchor) / (t + 1) after t earlier tasks, or alpha theta + (1 - alpha) anchor."""
         share = 1 / (self.learned + 1)
         if self.alpha:
             share = torch.where(self.learned > 0, self.alpha, share)

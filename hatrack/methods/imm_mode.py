@@ -1,8 +1,8 @@
 """IMM-mode: incremental moment matching by the mode (Lee, Kim, Jun, Ha, Zhang, NeurIPS 2017), https://arxiv.org/abs/1703.08475
 
-As IMM-mean, but every weight is averaged by how much each task cares about it, its Fisher information: the result is the
-mode of the product of the tasks' Gaussian posteriors. In the HAT authors' code, whose numbers 001 reports, the result is
-never written into the network; `merge="none"` is what they ran.
+Like IMM-mean, but in the mean of a weight each task counts by its Fisher information: the result is the mode of the product
+of the tasks' Gaussian posteriors. In the HAT authors' code, whose numbers paper 001 reports, the result is never written
+into the network; `merge="none"` is what they ran.
 """
 
 from typing import Annotated, Literal
@@ -23,11 +23,25 @@ from hatrack.tasks.task import Task
 
 
 class IMMMode(Method):
-    """Incremental moment matching by the mode: after each task the weights become the tasks' mean by Fisher information."""
+    """Incremental moment matching by the mode: after each task the weights become the tasks' mean by Fisher information.
 
-    fisher: Tensor  # each (weights,)
-    anchor: Tensor
-    learned: Tensor
+    While a task is learned, an L2 penalty pulls the weights towards the merged weights of the earlier tasks. Afterwards the
+    Fisher information of the task is measured, and every weight becomes the mean over the tasks, weighted by it.
+
+    Args:
+        net: the network; the method trains it in place. The options are listed by `hatrack list imm-mode`.
+
+    Example:
+        >>> method = hr.IMMMode(hr.Network(trunk, tasks=tasks), strength=0.01)
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/imm-mode.md for formulas, published values and results.
+    """
+
+    fisher: Tensor  # (weights,): summed over the tasks
+    anchor: Tensor  # (weights,): the merged weights of the tasks so far
+    learned: Tensor  # 0-d: number of tasks learned
 
     def __init__(
         self,
@@ -46,19 +60,19 @@ class IMMMode(Method):
         self.options = check(IMMMode, locals())
         self.strength, self.merging, self.estimator, self.samples = strength, merge, estimator, samples
         now = values(self.net.shared_parameters()).detach()
-        self.register_buffer("fisher", torch.zeros_like(now))  # summed over the tasks
-        self.register_buffer("anchor", now.clone())  # the merged weights of the tasks so far
-        self.register_buffer("learned", now.new_zeros(()))  # how many tasks
+        self.register_buffer("fisher", torch.zeros_like(now))
+        self.register_buffer("anchor", now.clone())
+        self.register_buffer("learned", now.new_zeros(()))
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         fit(self, task)
         if self.merging == "mode":
-            self.merge(self._measure(task))
+            self.merge(self._fisher_of(task))
         self.anchor.copy_(values(self.net.shared_parameters()).detach())
         self.learned.add_(1)
 
-    def _measure(self, task: Task) -> Tensor:
-        """How much the task cares about each weight, as it has just been trained."""
+    def _fisher_of(self, task: Task) -> Tensor:
+        """Measure the Fisher information of a task (weights,)."""
         weights = self.net.shared_parameters()
         return fisher_diagonal(self, task.train, task.index, weights, samples=self.samples, estimator=self.estimator)
 
@@ -66,7 +80,7 @@ class IMMMode(Method):
         return super().loss(batch) + self.penalty()
 
     def penalty(self) -> Tensor:
-        """L2-transfer: (strength / 2) sum (theta - anchor)^2, from the second task on."""
+        """Return L2-transfer: (strength / 2) sum (theta - anchor)^2, from the second task on."""
         pull = self.strength / 2 * self.learned.clamp(max=1)
         return pull * (values(self.net.shared_parameters()) - self.anchor).square().sum()
 
@@ -75,7 +89,11 @@ class IMMMode(Method):
 
     @torch.no_grad()
     def merge(self, new: Tensor) -> None:
-        """theta <- (F_new theta + F anchor) / (F_new + F), F <- F_new + F; a weight that no task cares about stays."""
+        """Set theta <- (F_new theta + F anchor) / (F_new + F) and F <- F_new + F. Where both are 0, theta stays.
+
+        Args:
+            new: F_new, the Fisher diagonal of the task (weights,).
+        """
         total = self.fisher + new
         share = torch.where(total > 0, new / total, 1.0)
         set_values(self.net.shared_parameters(), torch.lerp(self.anchor, values(self.net.shared_parameters()), share))

@@ -18,13 +18,26 @@ from hatrack.tasks.task import Task
 
 
 class Independent(Method):
-    """A fresh network per task, all starting from the same weights: nothing shared, nothing forgotten."""
+    """A fresh network per task, all starting from the same weights: nothing shared, nothing forgotten.
+
+    It shows which accuracy each task reaches alone. A method that transfers knowledge between tasks can do better.
+
+    Args:
+        net: the network; the method trains it in place.
+
+    Example:
+        >>> method = hr.Independent(hr.Network(trunk, tasks=tasks))
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/independent.md for formulas, published values and results.
+    """
 
     def __init__(self, net: Network) -> None:
         super().__init__(net)
         self.initial = Snapshot(net.trunk)
         self.trunks = nn.ModuleList([net.trunk])  # one per task
-        self.heads = nn.ModuleList(net.heads[:1])  # one per task, too, if the network shares one
+        self.heads = nn.ModuleList(net.heads[:1])  # if the network has one shared head, each task gets its own here
         self.grow()
 
     def grow(self) -> None:
@@ -35,6 +48,7 @@ class Independent(Method):
                 self.heads.append(self.net.new_head(0))
 
     def train(self, mode: bool = True) -> Self:
+        """Set the mode; parts of the trunks that the user froze stay in evaluation mode."""
         super().train(mode)
         for trunk in self.trunks:
             self.net.keep_frozen(trunk)
@@ -47,7 +61,9 @@ class Independent(Method):
         return self.heads[task](features) if self.net.shared else self.net.head(features, task)
 
     def learn_task(self, task: Task, fit: Fit) -> None:
-        fit(self, task, lr=fit.regime.lr, batch=fit.regime.batch, keep_state=False)  # each is a network's first
+        fit(
+            self, task, lr=fit.regime.lr, batch=fit.regime.batch, keep_state=False
+        )  # every task is trained like a first task
 
     def used_by(self, task: int) -> dict[str, Tensor]:
         head = self.heads[task] if self.net.shared else self.net.heads[task]

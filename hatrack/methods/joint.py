@@ -11,7 +11,17 @@ from hatrack.tasks.task import Task
 class Joint(Method):
     """Every new task: start again from the initial weights and train on all tasks so far, mixed in every batch.
 
-    It keeps the data of all tasks, which a continual learner may not, and so says what could be reached.
+    It keeps the data of all tasks, which a continual learner may not do. So it shows what accuracy is possible.
+
+    Args:
+        net: the network; the method trains it in place.
+
+    Example:
+        >>> method = hr.Joint(hr.Network(trunk, tasks=tasks))
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/joint.md for formulas, published values and results.
     """
 
     def __init__(self, net: Network) -> None:
@@ -19,21 +29,22 @@ class Joint(Method):
         self.initial = Snapshot(net.trunk)
         self.tasks: list[Task] = []
 
-    def _restart(self) -> None:
+    def _reset_weights(self) -> None:
+        """Give the network its initial weights."""
         self.initial.restore(self.net.trunk)
         for number, head in enumerate(self.net.heads):
             head.load_state_dict(self.net.new_head(number).state_dict())
 
     def learn_task(self, task: Task, fit: Fit) -> None:
-        if lost := [name for index, name in self.history.items() if index not in {t.index for t in self.tasks}]:
+        if missing := [name for index, name in self.history.items() if index not in {t.index for t in self.tasks}]:
             raise ValueError(
-                f"joint has no data of {', '.join(map(repr, lost))}: give them back by method.restore_data(task)"
+                f"joint has no data of {', '.join(map(repr, missing))}: give them back by method.restore_data(task)"
             )
         self.tasks = [t for t in self.tasks if t.index != task.index] + [task]
-        self._restart()
+        self._reset_weights()
         train, valid = (Split.join([getattr(t, part) for t in self.tasks]) for part in ("train", "valid"))
-        every = Task(task.index, f"{task.name} and all before", task.classes, train, valid, task.test)
-        fit(self, every, lr=fit.regime.lr, batch=fit.regime.batch, keep_state=False)  # a first task, whatever its number
+        all_tasks = Task(task.index, f"{task.name} and all before", task.classes, train, valid, task.test)
+        fit(self, all_tasks, lr=fit.regime.lr, batch=fit.regime.batch, keep_state=False)  # trained like a first task
 
     def restore_data(self, task: Task) -> None:
         self.tasks.append(task)

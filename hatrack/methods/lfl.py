@@ -1,7 +1,7 @@
 """LFL: less-forgetting learning (Jung, Ju, Jung, Kim, 2016), https://arxiv.org/abs/1607.00122
 
-While a task is learned, the features that the heads read stay near those that the network had for the same images before
-the task. That old network is nothing to remember: it is what `learn` begins with.
+While a task is learned, the features that the heads read are pulled towards those that the network computed for the same
+images before the task. That old network is not kept between tasks: it is the network at the beginning of `learn_task`.
 """
 
 import copy
@@ -22,11 +22,22 @@ from hatrack.tasks.task import Task
 class LFL(Method):
     """Less-forgetting learning: on the images of a new task, the trunk's features stay near what they were before it.
 
-    A dropout that ends the trunk is switched off, as in the HAT authors' network: its noise would be distance from the old
-    features, and pull all of them towards zero.
+    The loss has a term for the squared distance of the features from those of the old trunk. A dropout layer at the end of
+    the trunk is switched off, as in the HAT authors' network: its noise would count as distance and pull all features
+    towards zero.
+
+    Args:
+        net: the network; the method trains it in place. The options are listed by `hatrack list lfl`.
+
+    Example:
+        >>> method = hr.LFL(hr.Network(trunk, tasks=tasks), strength=0.0005)
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/lfl.md for formulas, published values and results.
     """
 
-    learned: Tensor
+    learned: Tensor  # (tasks,): whether a task has been learned
 
     def __init__(
         self,
@@ -43,16 +54,17 @@ class LFL(Method):
         self.options = check(LFL, locals())
         self.strength, self.freeze_head = strength, freeze_head
         self.switched_off = last_dropouts(net)
-        self.register_buffer("learned", torch.zeros(0, dtype=torch.bool, device=net.example.device))  # (tasks,)
-        self.teacher: list[nn.Module] = []  # the old trunk; in a list, so that it is no part of what is trained or kept
+        self.register_buffer("learned", torch.zeros(0, dtype=torch.bool, device=net.example.device))
+        self.teacher: list[nn.Module] = []  # the old trunk; in a list, so that it is no submodule and no part of checkpoints
         self.grow()
 
     def grow(self) -> None:
-        fresh = len(self.net.classes) - len(self.learned)
-        if fresh:
-            self.learned = torch.cat([self.learned, self.learned.new_zeros(fresh)])
+        new = len(self.net.classes) - len(self.learned)
+        if new:
+            self.learned = torch.cat([self.learned, self.learned.new_zeros(new)])
 
     def train(self, mode: bool = True) -> Self:
+        """Set the mode; dropout layers at the end of the trunk stay in evaluation mode."""
         super().train(mode)
         for name in self.switched_off:
             self.net.trunk.get_submodule(name).eval()
@@ -61,29 +73,30 @@ class LFL(Method):
     def learn_task(self, task: Task, fit: Fit) -> None:
         earlier = any(learned for k, learned in enumerate(self.learned.tolist()) if k != task.index)
         self.teacher = [copy.deepcopy(self.net.trunk).eval().requires_grad_(False)] if earlier else []
-        stopped = self.net.heads if earlier and self.net.shared and self.freeze_head else nn.ModuleList()
+        frozen = self.net.heads if earlier and self.net.shared and self.freeze_head else nn.ModuleList()
         try:
-            stopped.requires_grad_(False)
+            frozen.requires_grad_(False)
             fit(self, task)
         finally:
-            stopped.requires_grad_(True)
+            frozen.requires_grad_(True)
         self.learned[task.index] = True
 
     def end_learning(self) -> None:
         self.teacher = []
 
     def loss(self, batch: Batch) -> Tensor:
+        """Return the cross-entropy plus (strength / 2) |f_old - f|^2, summed over the batch and the features."""
         features = self.net.trunk(batch.x)
         loss = F.cross_entropy(self.net.head(features, batch.task), batch.y)
-        for teacher in self.teacher:  # one, or none
+        for teacher in self.teacher:  # one, or none in the first task
             with torch.no_grad():
                 old = teacher(batch.x)
-            loss = loss + self.strength * (old - features).square().sum() / 2  # over the batch and the features
+            loss = loss + self.strength * (old - features).square().sum() / 2
         return loss
 
 
 def last_dropouts(net: Network) -> list[str]:
-    """The names of the dropouts that end the trunk: in evaluation mode they hand on the very tensor that it returns."""
+    """Return the names of the dropout layers at the end of the trunk: in evaluation mode they return the trunk's output."""
     outputs: dict[nn.Module, Tensor] = {}
     named = {name: part for name, part in net.trunk.named_modules() if isinstance(part, nn.Dropout | nn.AlphaDropout)}
     hooks = [part.register_forward_hook(lambda part, _, out: outputs.update({part: out})) for part in named.values()]

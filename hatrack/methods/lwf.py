@@ -1,7 +1,7 @@
 """LwF: learning without forgetting (Li, Hoiem, ECCV 2016), https://arxiv.org/abs/1606.09282
 
-While a task is learned, the network as it was before it answers the new images with the heads of the earlier tasks, and
-the new network is asked to answer the same. That old network is nothing to remember: it is what `learn` begins with.
+While a task is learned, the heads of the earlier tasks are trained to give the same outputs on the new images as the network
+before the task did. That old network is not kept between tasks: it is the network at the beginning of `learn_task`.
 """
 
 import copy
@@ -20,9 +20,23 @@ from hatrack.tasks.task import Task
 
 
 class LwF(Method):
-    """Learning without forgetting: on the images of a new task, the earlier tasks' heads go on answering as before."""
+    """Learning without forgetting: on the images of a new task, the earlier tasks' heads go on answering as before.
 
-    learned: Tensor
+    For every earlier task the loss has a distillation term: the cross-entropy between the outputs of its head and those of
+    the old network, on the images of the new task. No data of earlier tasks is needed.
+
+    Args:
+        net: the network; the method trains it in place. The options are listed by `hatrack list lwf`.
+
+    Example:
+        >>> method = hr.LwF(hr.Network(trunk, tasks=tasks), strength=2)
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/lwf.md for formulas, published values and results.
+    """
+
+    learned: Tensor  # (tasks,): whether a task has been learned
 
     def __init__(
         self,
@@ -34,19 +48,19 @@ class LwF(Method):
         super().__init__(net)
         self.options = check(LwF, locals())
         self.strength, self.temperature = strength, temperature
-        self.register_buffer("learned", torch.zeros(0, dtype=torch.bool, device=net.example.device))  # (tasks,)
-        self.earlier: list[int] = []  # the tasks whose heads are to answer as before; it and the next are set by `learn`
-        self.teacher: list[Network] = []  # in a list, so that it is no part of what is trained, kept or counted
+        self.register_buffer("learned", torch.zeros(0, dtype=torch.bool, device=net.example.device))
+        self.earlier: list[int] = []  # the tasks with a distillation term; it and the next are set by `learn_task`
+        self.teacher: list[Network] = []  # the old network; in a list, so that it is no submodule and no part of checkpoints
         self.grow()
 
     def grow(self) -> None:
-        fresh = len(self.net.classes) - len(self.learned)
-        if fresh:
-            self.learned = torch.cat([self.learned, self.learned.new_zeros(fresh)])
+        new = len(self.net.classes) - len(self.learned)
+        if new:
+            self.learned = torch.cat([self.learned, self.learned.new_zeros(new)])
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         earlier = [k for k, learned in enumerate(self.learned.tolist()) if learned and k != task.index]
-        self.earlier = earlier[:1] if self.net.shared else earlier  # a shared head has one answer for all of them
+        self.earlier = earlier[:1] if self.net.shared else earlier  # a shared head has one output for all of them
         self.teacher = [copy.deepcopy(self.net).eval().requires_grad_(False)] if earlier else []
         fit(self, task)
         self.learned[task.index] = True
@@ -55,17 +69,21 @@ class LwF(Method):
         self.earlier, self.teacher = [], []
 
     def loss(self, batch: Batch) -> Tensor:
+        """Return the cross-entropy of the new task plus strength times the distillation term of every earlier task."""
         features = self.net.trunk(batch.x)
         loss = F.cross_entropy(self.net.head(features, batch.task), batch.y)
-        for teacher in self.teacher:  # one, or none
+        for teacher in self.teacher:  # one, or none in the first task
             with torch.no_grad():
-                old = teacher.trunk(batch.x)
+                old_features = teacher.trunk(batch.x)
             for task in self.earlier:
-                answers = self.net.head(features, task), teacher.head(old, task)
-                loss = loss + self.strength * distillation(*answers, self.temperature)
+                logits, old = self.net.head(features, task), teacher.head(old_features, task)
+                loss = loss + self.strength * distillation(logits, old, self.temperature)
         return loss
 
 
 def distillation(logits: Tensor, old: Tensor, temperature: float) -> Tensor:
-    """Cross-entropy with the old answer, both softened: p^(1/T) / sum p^(1/T) is softmax(logits / T). Mean of a batch."""
+    """Return the mean cross-entropy with the old output, both at temperature T.
+
+    softmax(logits / T) is p^(1/T) / sum p^(1/T), as the paper writes it.
+    """
     return F.cross_entropy(logits / temperature, torch.softmax(old / temperature, 1))

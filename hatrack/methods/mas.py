@@ -1,7 +1,7 @@
 """MAS: memory aware synapses (Aljundi, Babiloni, Elhoseiny, Rohrbach, Tuytelaars, ECCV 2018), https://arxiv.org/abs/1711.09601
 
-After a task, every weight is asked how far the network's answers would move if it did; that is its importance, and no
-label is needed for it. Later tasks pay for moving important weights.
+After a task, the importance of a weight is measured as the sensitivity of the network's outputs to it, for which no labels
+are needed. While later tasks are learned, a penalty keeps important weights near their values.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,8 +22,8 @@ from hatrack.seeds import generator
 from hatrack.tasks.split import Batch, Split
 from hatrack.tasks.task import Task
 
-NUMBERS = 2**26  # how many numbers the gradients that are computed at a time may have, in all
-EXAMPLES = 64  # and how many examples they may be of
+NUMBERS = 2**26  # elements of all gradients that are computed at a time, at most
+EXAMPLES = 64  # examples whose gradients are computed at a time, at most
 
 Named = dict[str, Tensor]
 
@@ -31,12 +31,24 @@ Named = dict[str, Tensor]
 class MAS(Method):
     """Memory aware synapses: a weight that the answers to earlier tasks are sensitive to is held by a stiff spring.
 
-    The weights of the trunk are held, and the head if all tasks share it; heads of single tasks are left to their tasks.
+    The importance of a weight is the mean absolute gradient of the squared norm of the outputs. A quadratic penalty of that
+    stiffness (a spring) pulls it towards its value after the last task. It acts on the trunk, and on the head if all tasks
+    share it; the head of a single task is trained by that task only.
+
+    Args:
+        net: the network; the method trains it in place. The options are listed by `hatrack list mas`.
+
+    Example:
+        >>> method = hr.MAS(hr.Network(trunk, tasks=tasks), strength=1.0)
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/mas.md for formulas, published values and results.
     """
 
-    importance: Tensor  # (weights,)
-    anchor: Tensor  # (weights,)
-    measured: Tensor
+    importance: Tensor  # (weights,): Omega
+    anchor: Tensor  # (weights,): the weights after the last task
+    measured: Tensor  # 0-d: number of tasks in Omega
 
     def __init__(
         self,
@@ -54,16 +66,17 @@ class MAS(Method):
         self.options = check(MAS, locals())
         self.strength, self.samples, self.group, self.over_tasks = strength, samples, group, over_tasks
         now = self._vector().detach()
-        self.register_buffer("importance", torch.zeros_like(now))  # Omega
-        self.register_buffer("anchor", now.clone())  # the weights after the last task
-        self.register_buffer("measured", torch.zeros((), device=now.device))  # how many importances are in Omega
+        self.register_buffer("importance", torch.zeros_like(now))
+        self.register_buffer("anchor", now.clone())
+        self.register_buffer("measured", torch.zeros((), device=now.device))
 
     def _weights(self) -> dict[str, nn.Parameter]:
-        """What is held, by its name in the network."""
-        held = "" if self.net.shared else "trunk."
-        return {name: p for name, p in self.net.named_parameters() if p.requires_grad and name.startswith(held)}
+        """Return the parameters that the penalty acts on, by their names in the network."""
+        prefix = "" if self.net.shared else "trunk."
+        return {name: p for name, p in self.net.named_parameters() if p.requires_grad and name.startswith(prefix)}
 
     def _vector(self) -> Tensor:
+        """Return their values as one vector (weights,)."""
         return values(list(self._weights().values()))
 
     def learn_task(self, task: Task, fit: Fit) -> None:
@@ -74,7 +87,7 @@ class MAS(Method):
         self.anchor.copy_(self._vector().detach())
 
     def loss(self, batch: Batch) -> Tensor:
-        """With the penalty strength sum Omega (theta - anchor)^2 (Eq. 4)."""
+        """Return the cross-entropy plus strength sum Omega (theta - anchor)^2 (Eq. 4)."""
         return super().loss(batch) + self.strength * (self.importance * (self._vector() - self.anchor).square()).sum()
 
     def explain_divergence(self, regime: Regime) -> str:
@@ -83,43 +96,46 @@ class MAS(Method):
 
     @torch.no_grad()
     def measure(self, task: Task) -> Tensor:
-        """Omega of one task: the mean over its images of |d ||F(x)||^2 / d theta|, F the logits (Eq. 3); (weights,)."""
+        """Measure Omega of a task (weights,): the mean over its images of |d ||F(x)||^2 / d theta|, F the logits (Eq. 3)."""
         self.eval()
         weights: Named = {name: p.detach() for name, p in self._weights().items()}
         total: Named = {name: torch.zeros_like(p) for name, p in weights.items()}
 
-        def size(weights: Named, x: Tensor) -> Tensor:
-            answers: Tensor = functional_call(self.net, weights, (x, task.index))
-            return answers.square().sum()
+        def squared_norm(weights: Named, x: Tensor) -> Tensor:
+            logits: Tensor = functional_call(self.net, weights, (x, task.index))
+            return logits.square().sum()
 
         order = torch.randperm(len(task.train), generator=generator(self.net.seed, "importance", task.index))
         order = order[: self.samples or None].to(task.train.y.device)
         for groups in self._groups(task.train, order):
-            for name, gradients in gradient_of_each(size, weights, groups).items():
+            for name, gradients in gradient_per_group(squared_norm, weights, groups).items():
                 total[name] += gradients.abs().sum(0)
         return values(list(total.values())) / len(order)
 
     def _groups(self, split: Split, order: Tensor) -> Iterator[Tensor]:
-        """The images in groups whose gradients are added up, as many groups at a time as fit: (groups, group, *shape)."""
-        fit = max(1, min(NUMBERS // max(1, len(self.importance)), EXAMPLES // self.group))
-        for index in torch.split(order, fit * self.group):
+        """Yield the images in groups whose gradients are added up, as many groups at a time as fit into memory: (groups,
+        images, *shape). The last group may be smaller."""
+        at_a_time = max(1, min(NUMBERS // max(1, len(self.importance)), EXAMPLES // self.group))
+        for index in torch.split(order, at_a_time * self.group):
             x = split.inputs(index)
-            whole = len(x) // self.group
-            rest = whole * self.group
-            if whole:
-                yield x[:rest].reshape(whole, self.group, *x.shape[1:])
+            complete = len(x) // self.group
+            rest = complete * self.group
+            if complete:
+                yield x[:rest].reshape(complete, self.group, *x.shape[1:])
             if rest < len(x):
                 yield x[None, rest:]
 
 
-def gradient_of_each(size: Callable[[Named, Tensor], Tensor], weights: Named, groups: Tensor) -> Named:
-    """The gradient of `size` for every group, each (groups, *shape of the weight): for all at once, or, in a network with
-    an operation that can't do that, for one after the other."""
+def gradient_per_group(function: Callable[[Named, Tensor], Tensor], weights: Named, groups: Tensor) -> Named:
+    """Return the gradients of a function for every group, each (groups, *shape of the weight).
+
+    They are computed by vmap, or one after the other if the network has an operation that vmap does not support.
+    """
     try:
-        every: Named = vmap(grad(size), in_dims=(None, 0))(weights, groups)
-        return every
+        gradients: Named = vmap(grad(function), in_dims=(None, 0))(weights, groups)
+        return gradients
     except RuntimeError:
         leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
         with torch.enable_grad():
-            found = [torch.autograd.grad(size(leaves, x), list(leaves.values()), materialize_grads=True) for x in groups]
+            found = [torch.autograd.grad(function(leaves, x), list(leaves.values()), materialize_grads=True) for x in groups]
         return {name: torch.stack(each) for name, each in zip(weights, zip(*found, strict=True), strict=True)}

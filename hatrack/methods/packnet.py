@@ -1,9 +1,9 @@
 """PackNet: iterative pruning (Mallya, Lazebnik, CVPR 2018), https://arxiv.org/abs/1711.05769
 
-A task trains the weights that are free, gives the smallest of them back and retrains the others, which then are its own for
-good. It reads its own weights and those of the tasks learned before it, never what comes later, so nothing is forgotten, not
-a bit. Departures from the paper: norms per task by default; owned weights are put back after every update, so that momentum,
-Adam and weight decay can't move them either.
+A task trains the weights that are free, prunes the smallest of them and retrains the others, which it then owns. It uses its
+own weights and those of the tasks learned before it, but none of later tasks, so that nothing is forgotten, not a bit.
+Departures from the paper: by default each task has its own norms; owned weights are restored after every update, so that
+momentum, Adam and weight decay can't move them either.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -26,10 +26,24 @@ from hatrack.tasks.task import Task
 
 
 class PackNet(Method):
-    """Iterative pruning: every task owns a share of the weights that were free, and reads those of the tasks before it."""
+    """Iterative pruning: every task owns a share of the weights that were free, and reads those of the tasks before it.
 
-    owner: Tensor  # (weights that can be pruned,): the turn of the task that owns a weight; 0: free
-    turns: Tensor  # (tasks,): the place of every task in the order of learning, from 1; 0: not learned
+    After training, the smallest of the free weights of every layer are set to 0 and become free again for later tasks. The
+    others are retrained for a few epochs, and are frozen when the task is finished.
+
+    Args:
+        net: the network; the method trains it in place. The options are listed by `hatrack list packnet`.
+
+    Example:
+        >>> method = hr.PackNet(hr.Network(trunk, tasks=tasks), prune=0.75)
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/packnet.md for formulas, published values and results.
+    """
+
+    owner: Tensor  # (weights that can be pruned,): the position of the task that owns a weight; 0: free
+    turns: Tensor  # (tasks,): the position of every task in the order of learning, from 1; 0: not learned
 
     def __init__(
         self,
@@ -49,16 +63,17 @@ class PackNet(Method):
         self.options = check(PackNet, locals())
         self.prune, self.retrain, self.retrain_lr = prune, retrain, retrain_lr
         self.norms = TaskNorms(net, shared=norms == "shared")
-        self._sort_names(own_biases=biases == "task", own_norms=norms == "task")
+        self._classify_parameters(own_biases=biases == "task", own_norms=norms == "task")
         count = sum(weight.numel() for weight in self._parameters_named(self.packed))
         self.register_buffer("owner", torch.zeros(count, dtype=torch.int16, device=net.example.device))
         self.register_buffer("turns", torch.zeros(0, dtype=torch.int16, device=net.example.device))
         self.biases = nn.ParameterList()  # one vector per task, if each has its own
-        self.freezes: list[Freeze] = []  # what earlier tasks hold while a task is learned
+        self.freezes: list[Freeze] = []  # weights that keep their bits in the present fit
         self.grow()
 
-    def _sort_names(self, *, own_biases: bool, own_norms: bool) -> None:
-        """The parameters that tasks share: those that are packed, that stop after the first task, that each task has."""
+    def _classify_parameters(self, *, own_biases: bool, own_norms: bool) -> None:
+        """Sort the names of parameters: `packed` are pruned and owned, `own` exist once per task, `fixed` are trained by the
+        first task only. `fixed_norms` names the norms, as modules, that are fixed."""
         normed = [f"trunk.{name}" for name in own_tensors(self.net)]
         parts = ("trunk.", "heads.") if self.net.shared else ("trunk.",)
         found = {n: p for n, p in self.net.named_parameters() if n.startswith(parts) and p.requires_grad}
@@ -66,13 +81,14 @@ class PackNet(Method):
         biases = [name for name in found if name not in normed and name not in self.packed]
         self.own = biases if own_biases else []
         self.fixed = ([] if own_biases else biases) + ([] if own_norms else [name for name in normed if name in found])
-        self.still = [] if own_norms else sorted({name.rpartition(".")[0] for name in normed})  # norms, as modules
+        self.fixed_norms = [] if own_norms else sorted({name.rpartition(".")[0] for name in normed})
 
     def _parameters_named(self, names: list[str]) -> list[nn.Parameter]:
+        """Return the parameters of the network with these names."""
         return [self.net.get_parameter(name) for name in names]
 
     def grow(self) -> None:
-        """A place in the order, norms and biases for every task that the network knows of."""
+        """Make norms and biases for every task of the network."""
         self.norms.grow(len(self.net.classes))
         for _ in range(len(self.turns), len(self.net.classes)):
             self.turns = torch.cat([self.turns, self.turns.new_zeros(1)])
@@ -80,69 +96,67 @@ class PackNet(Method):
                 self.biases.append(nn.Parameter(values(self._parameters_named(self.own)).detach().clone()))
 
     def train(self, mode: bool = True) -> Self:
-        """Norms that tasks share keep their statistics once a task is finished."""
+        """Set the mode. Once a task is finished, norms that tasks share stay in evaluation mode."""
         super().train(mode)
-        for name in self.still if mode and self.turns.any() else []:
+        for name in self.fixed_norms if mode and self.turns.any() else []:
             self.net.get_submodule(name).training = False
         return self
 
     # Forward
 
-    def _own(self, task: int) -> dict[str, Tensor]:
-        """The norms and biases of a task."""
+    def _own_tensors(self, task: int) -> dict[str, Tensor]:
+        """Return the norms and biases of a task, by their names in the network."""
         norms = {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
         biases = pieces(self.biases[task], self._parameters_named(self.own)) if self.own else []
         return norms | dict(zip(self.own, biases, strict=True))
 
-    def _seen(self, task: int) -> dict[str, Tensor]:
-        """The packed weights as a task has them: 0 where it does not see them."""
-        turn = self.turns[task]
-        seen = (self.owner > 0) & (self.owner <= turn) | (turn == 0)
+    def _used_weights(self, task: int) -> dict[str, Tensor]:
+        """Return the packed weights as a task uses them: 0 where a later task owns them. A task that is not learned yet uses
+        all weights. They are selected by `where`, so that not even an infinity passes."""
+        position = self.turns[task]
+        used = (self.owner > 0) & (self.owner <= position) | (position == 0)
         weights = self._parameters_named(self.packed)
-        chosen = [torch.where(s, weight, 0) for s, weight in zip(pieces(seen, weights), weights, strict=True)]
-        return dict(zip(self.packed, chosen, strict=True))
+        selected = [torch.where(mask, weight, 0) for mask, weight in zip(pieces(used, weights), weights, strict=True)]
+        return dict(zip(self.packed, selected, strict=True))
 
     def _run(self, x: Tensor, task: int, weights: dict[str, Tensor]) -> Tensor:
-        """The logits with these weights exchanged, and with the norms and biases of the task."""
-        exchanged = weights | self._own(task)
+        """Return the logits with these weights exchanged, and with the norms and biases of the task."""
+        exchanged = weights | self._own_tensors(task)
         logits: Tensor = functional_call(self.net, exchanged, (x, task)) if exchanged else self.net(x, task)
         return logits
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
-        """Weights that came after the task are 0: selected, so that not even an infinity passes. While a task is learned,
-        and before, it sees all weights."""
-        self.grow()
         if isinstance(task, Tensor):
             return grouped(self, x, task)
         self.net.check_task_id(task)
-        return self._run(x, task, self._seen(task))
+        return self._run(x, task, self._used_weights(task))
 
     # Learning
 
     def learn_task(self, task: Task, fit: Fit) -> None:
-        self._give_up(task.index)
-        turn = int(self.turns.max()) + 1
-        self._hold(self.owner > 0)
+        self._free_weights_of(task.index)  # if it was learned before
+        position = int(self.turns.max()) + 1
+        self._freeze(self.owner > 0)
         self.warn_if_full(task)
         first = fit(self, task)
-        self._prune(turn)
-        self._hold(self.owner != turn)  # the weights just pruned as well: they stay 0
+        self._prune(position)
+        self._freeze(self.owner != position)  # also the pruned weights: they stay 0
         if self.retrain:
             fit(self, task, epochs=self.retrain, lr=self.retrain_lr * first.epochs[0].lr)
-        elif not (self.norms.shared and self.turns.any()):  # shared ones stay as the first task leaves them
-            self.norms.gather(self, task.index, task.train)  # statistics without the pruned weights
-        self.turns[task.index] = turn
+        elif not (self.norms.shared and self.turns.any()):  # shared norms stay as the first task leaves them
+            self.norms.recompute(self, task.index, task.train)  # without the pruned weights
+        self.turns[task.index] = position
 
     def end_learning(self) -> None:
         self.freezes = []
 
-    def _give_up(self, task: int) -> None:
-        """The task counts as not learned. Later tasks read its weights; only what no finished task reads becomes free."""
+    def _free_weights_of(self, task: int) -> None:
+        """Count a task as not learned, and free the weights that no finished task uses. (Later tasks use its weights.)"""
         self.turns[task] = 0
         self.owner[self.owner > self.turns.max()] = 0
 
-    def _hold(self, frozen: Tensor) -> None:
-        """Before a fit: the weights that keep their bits; and, once a task is finished, what stops after the first."""
+    def _freeze(self, frozen: Tensor) -> None:
+        """Freeze packed weights, given by a mask, and after the first task also what is fixed then."""
         weights = self._parameters_named(self.packed)
         masks = pieces(frozen, weights)
         self.freezes = [Freeze(weight, mask) for weight, mask in zip(weights, masks, strict=True) if mask.any()]
@@ -151,14 +165,14 @@ class PackNet(Method):
             self.freezes += [Freeze(p, torch.ones_like(p, dtype=torch.bool)) for p in fixed]
 
     @torch.no_grad()
-    def _prune(self, turn: int) -> None:
-        """In every layer the smallest of the free weights become 0 and stay free; the others get an owner."""
+    def _prune(self, position: int) -> None:
+        """In every layer, set the smallest of the free weights to 0 and leave them free; the others get an owner."""
         weights = self._parameters_named(self.packed)
         for weight, owner in zip(weights, pieces(self.owner, weights), strict=True):
             free = owner == 0
             size = torch.where(free, weight.abs(), torch.inf).flatten()
             smallest = size.argsort(stable=True)[: round(self.prune * int(free.sum()))]
-            owner[free] = turn
+            owner[free] = position
             owner.view(-1)[smallest] = 0
             weight[free & (owner == 0)] = 0
 
@@ -171,27 +185,31 @@ class PackNet(Method):
             freeze.mask_grad()
 
     def constrain(self) -> None:
-        """Weights of earlier tasks back to their exact bits; in the retraining, pruned ones back to 0."""
+        """Restore the bits of the weights of earlier tasks; in the retraining, keep pruned weights at 0."""
         for freeze in self.freezes:
             freeze.restore()
 
-    # Looking at it
+    # Inspecting and releasing
 
     def used_by(self, task: int) -> dict[str, Tensor]:
-        """The weights that it reads, its norms, biases and head."""
-        return self.used_of_network(task, self._seen(task) | self._own(task))
+        """Return the weights that it uses, its norms, biases and head."""
+        return self.used_of_network(task, self._used_weights(task) | self._own_tensors(task))
 
     def usage(self) -> dict[str, float]:
-        """The share of the weights of every parameter that finished tasks own."""
+        """Return the share of the weights of every parameter that finished tasks own."""
         owners = pieces(self.owner, self._parameters_named(self.packed))
         return {name: (owner > 0).float().mean().item() for name, owner in zip(self.packed, owners, strict=True)}
 
     @torch.no_grad()
     def release(self, task: int) -> None:
-        """Forget a task: its head, own norms and own biases are as at first, and what no other task reads is free."""
+        """Forget a task: free the weights that no other task uses, and reset its head, norms and biases.
+
+        Args:
+            task: the number of the task.
+        """
         if not 0 <= task < len(self.turns) or not self.turns[task]:
             raise ValueError(f"task {task} is not learned, so it has nothing to release")
-        self._give_up(task)
+        self._free_weights_of(task)
         self.forget_task(task)
         self.norms.reset(self.net, task)
         if self.own:

@@ -1,9 +1,9 @@
 """PathNet (Fernando, Banarse, Blundell and others, 2017), https://arxiv.org/abs/1701.08734
 
-Every layer is a choice of small modules, and a task goes through a few of each: its path, the winner of a tournament. What
-lies on the path of a finished task never changes again. The tournament is that of the HAT authors' code
-(https://arxiv.org/abs/1801.01423), two paths at a time. Departures from it: the learning rate of a path falls between
-generations only; a module that a path names twice in a layer counts once, as in the paper.
+Every layer has many small modules, and a task uses a few of each layer: its path, the winner of a tournament. The modules on
+the path of a finished task are frozen. The tournament is that of the HAT authors' code (https://arxiv.org/abs/1801.01423),
+with two paths at a time. Departures from it: the learning rate of a path falls between generations only; a module that a
+path names twice in a layer counts once, as in the paper.
 """
 
 import math
@@ -27,7 +27,7 @@ from hatrack.tasks.task import Task
 
 
 class Choice(nn.Module):
-    """The modules of one layer; its output is the sum over those that a path names."""
+    """The modules of one layer; its output is the sum over the modules on a path."""
 
     def __init__(self, parts: list[Stage]) -> None:
         super().__init__()
@@ -39,16 +39,30 @@ class Choice(nn.Module):
 
 
 class Candidate(NamedTuple):
-    """A path in the tournament, and its learning rate."""
+    """A path in the tournament, and its schedule of the learning rate."""
 
     path: Tensor  # (layers, active)
     schedule: LRSchedule
 
 
 class PathNet(Method):
-    """PathNet: every task goes through a few modules of each layer, found by a tournament and frozen afterwards."""
+    """PathNet: every task goes through a few modules of each layer, found by a tournament and frozen afterwards.
 
-    paths: Tensor
+    Two random paths are trained in turn for a few epochs each. The path with the higher validation loss is replaced by a
+    mutated copy of the other, again and again. Modules of finished tasks are frozen; later paths may use them.
+
+    Args:
+        net: the network; the method trains it in place. The options are listed by `hatrack list pathnet`.
+
+    Example:
+        >>> method = hr.PathNet(hr.Network(trunk, tasks=tasks), modules=16)
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/pathnet.md for formulas, published values and results.
+    """
+
+    paths: Tensor  # (tasks, layers, active): the modules of every task; -1: not learned yet
 
     def __init__(
         self,
@@ -70,14 +84,14 @@ class PathNet(Method):
         self.choices = self._new_choices()  # one per layer
         self.heads = nn.ModuleList()  # one per task
         rows = torch.zeros(0, len(self.pattern), active, dtype=torch.int64, device=net.example.device)
-        self.register_buffer("paths", rows)  # (tasks, layers, active); -1: not learned yet
-        self.learning = -1  # the task being learned, and the path it is trying
-        self.path: list[list[int]] = []
+        self.register_buffer("paths", rows)
+        self.learning = -1  # the task being learned
+        self.path: list[list[int]] = []  # the path that it is trained on at present
         self.grow()
 
     @torch.no_grad()
     def _new_choices(self) -> nn.ModuleList:
-        """All modules as they are before any training; they depend on the seed alone."""
+        """Return all modules with their initial weights, which depend on the seed alone."""
         choices = nn.ModuleList()
         x = self.net.example.cpu()
         with seeded(self.net.seed, "modules"):
@@ -99,7 +113,7 @@ class PathNet(Method):
         if isinstance(task, Tensor):
             return grouped(self, x, task)
         self.net.check_task_id(task)
-        # A task that is not learned yet goes through the first module of every layer.
+        # A task that is not learned yet uses the first module of every layer.
         path = self.path if task == self.learning else self.paths[task].clamp(min=0).tolist()
         for choice, genes in zip(self.choices, path, strict=True):
             x = choice(x, genes)
@@ -109,41 +123,49 @@ class PathNet(Method):
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         self.learning = task.index
-        frozen = self.used(besides=task.index)
-        self._restart(frozen)
+        frozen = self.used(without=task.index)
+        self._reset_modules(frozen)
         self.paths[task.index] = self._tournament(task, fit, frozen)
 
     def end_learning(self) -> None:
         self.learning = -1
 
-    def used(self, besides: int = -1) -> set[tuple[int, int]]:
-        """The modules (layer, number) on the paths of finished tasks, but for one task that is learned again."""
+    def used(self, without: int = -1) -> set[tuple[int, int]]:
+        """Return the modules (layer, number) on the paths of finished tasks.
+
+        Args:
+            without: a task whose path does not count, because it is learned again.
+        """
         return {
             (layer, gene)
             for task, path in enumerate(self.paths.tolist())
             for layer, genes in enumerate(path)
             for gene in genes
-            if task != besides and gene >= 0
+            if task != without and gene >= 0
         }
 
     def part(self, layer: int, number: int) -> nn.Module:
+        """Return a module."""
         return self.choices.get_submodule(f"{layer}.parts.{number}")
 
-    def _restart(self, frozen: set[tuple[int, int]]) -> None:
-        """Every module that no finished task uses as it was in the beginning."""
-        fresh = self._new_choices()
+    def _reset_modules(self, frozen: set[tuple[int, int]]) -> None:
+        """Give every module that is not frozen its initial weights."""
+        initial = self._new_choices()
         for layer in range(len(self.choices)):
             for number in range(self.count):
                 if (layer, number) not in frozen:
-                    self.part(layer, number).load_state_dict(fresh.get_submodule(f"{layer}.parts.{number}").state_dict())
+                    part = initial.get_submodule(f"{layer}.parts.{number}")
+                    self.part(layer, number).load_state_dict(part.state_dict())
 
     def _tournament(self, task: Task, fit: Fit, frozen: set[tuple[int, int]]) -> Tensor:
-        """The path with the lowest validation loss of all that were tried; the method is left with its best weights."""
-        regime = fit.regime.at(task.index)  # the epochs to share, and how the learning rate falls
+        """Return the path with the lowest validation loss of all that were tried, and give the method its best weights."""
+        regime = fit.regime.at(task.index)  # whose epochs are divided among the generations
         rounds = min(self.generations, regime.epochs)
         epochs = regime.epochs // rounds
         source = generator(self.net.seed, "tournament", task.index)
-        two = [Candidate(draw(len(self.pattern), self.active, self.count, source), LRSchedule(regime)) for _ in range(2)]
+        two = [
+            Candidate(random_path(len(self.pattern), self.active, self.count, source), LRSchedule(regime)) for _ in range(2)
+        ]
         winner, lowest, best = 0, math.inf, Snapshot(self)
         for first in range(0, rounds * epochs, epochs):
             for k, candidate in enumerate(two):
@@ -158,44 +180,45 @@ class PathNet(Method):
             two[1 - winner].schedule.lr = two[winner].schedule.lr
         return two[winner].path
 
-    def _train(self, one: Candidate, frozen: set[tuple[int, int]], task: Task, fit: Fit, epochs: range) -> float:
-        """Train what is free on one path; the validation loss it ends with (without such data, that of training)."""
-        self.path = one.path.tolist()
+    def _train(self, candidate: Candidate, frozen: set[tuple[int, int]], task: Task, fit: Fit, epochs: range) -> float:
+        """Train the free modules of a path. Return its validation loss, or its training loss without validation data."""
+        self.path = candidate.path.tolist()
         free = {(layer, gene) for layer, genes in enumerate(self.path) for gene in genes} - frozen
         parts = [self.heads[task.index], *(self.part(*place) for place in free)]
         with training_only(self, [p for part in parts for p in part.parameters()]):
-            lr = one.schedule.start(epochs.start)  # and no state of the optimizer: it would be the other candidate's
-            fitted: FitResult = fit(self, task, epochs=len(epochs), lr=lr, schedule="constant", keep_state=False)
-        losses = [e.loss if e.valid_loss is None else e.valid_loss for e in fitted.epochs]
+            lr = candidate.schedule.start(epochs.start)
+            # The state of the optimizer is not kept: it would be that of the other candidate.
+            result: FitResult = fit(self, task, epochs=len(epochs), lr=lr, schedule="constant", keep_state=False)
+        losses = [e.loss if e.valid_loss is None else e.valid_loss for e in result.epochs]
         for loss in losses:
-            one.schedule.end(loss)
-        return losses[fitted.best]
+            candidate.schedule.end(loss)
+        return losses[result.best]
 
-    # Looking at it
+    # Inspecting
 
     def num_parameters(self) -> int:
-        """Without the network that it was made after."""
+        """Return the number of weights, without those of the original network, which is only the pattern."""
         return sum(p.numel() for p in [*self.choices.parameters(), *self.heads.parameters()])
 
     def used_by(self, task: int) -> dict[str, Tensor]:
-        """Its path, the modules on it, and its head."""
+        """Return its path, the modules on it, and its head."""
         path = self.paths[task].tolist()
         parts = {f"part {layer} {gene}": self.part(layer, gene) for layer, genes in enumerate(path) for gene in genes}
         return {**used_modules({**parts, "head": self.heads[task]}), "path": self.paths[task]}
 
     def usage(self) -> dict[str, float]:
-        """The share of the modules of every layer that finished tasks use."""
+        """Return the share of the modules of every layer that finished tasks use."""
         used = self.used()
         return {s.name: sum(k == layer for layer, _ in used) / self.count for k, s in enumerate(self.pattern)}
 
 
-def draw(layers: int, active: int, count: int, source: torch.Generator) -> Tensor:
-    """A path at random (layers, active): different modules in each layer."""
+def random_path(layers: int, active: int, count: int, source: torch.Generator) -> Tensor:
+    """Draw a path (layers, active) with different modules in each layer."""
     return torch.stack([torch.randperm(count, generator=source)[:active] for _ in range(layers)])
 
 
 def mutated(path: Tensor, chance: float, count: int, source: torch.Generator) -> Tensor:
-    """A copy in which every gene has moved, with that chance, by -2 to 2 modules, the last being next to the first."""
+    """Return a copy in which every gene has moved, with that probability, by -2 to 2 modules, modulo their number."""
     changed = torch.rand(path.shape, generator=source) < chance
     steps = torch.randint(-2, 3, path.shape, generator=source)
     return torch.where(changed, (path + steps) % count, path)

@@ -1,7 +1,7 @@
 """PMASK: Continual Learning with Hard Attention Parameter Masking (Raskoti, Ghimire; 003, the year and a link are not known)
 
 HAT with a gate per weight instead of per unit. The paper leaves much open (docs/methods/pmask.md lists it); what it does not
-say is as in HAT (https://arxiv.org/abs/1801.01423). Gates of finished tasks are binary and kept as bits.
+specify is as in HAT (https://arxiv.org/abs/1801.01423). Gates of finished tasks are binary and stored as bits.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.annealing import Anneal, hardness
+from hatrack.methods.parts.bits import pack, unpack
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.parts.vectors import pieces
@@ -31,13 +32,28 @@ aten = torch.ops.aten
 
 
 class PMASK(Method):
-    """Hard attention on single parameters: a gate per weight and task; the weights that a finished task uses are frozen."""
+    """Hard attention on single parameters: a gate per weight and task; the weights that a finished task uses are frozen.
+
+    Every task learns an embedding per weight, whose sigmoid is the gate of the weight. Within an epoch the gates are
+    annealed from soft to hard. A capacity term in the loss keeps a task from using more weights than it needs. Later tasks
+    may use frozen weights, and train those that are still free.
+
+    Args:
+        net: the network; the method trains it in place. The options are listed by `hatrack list pmask`.
+
+    Example:
+        >>> method = hr.PMASK(hr.Network(trunk, tasks=tasks), smax=400, c=0.75)
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/pmask.md for formulas, published values and results.
+    """
 
     transient: ClassVar[tuple[str, ...]] = ("embeddings",)
 
-    masks: Tensor
-    done: Tensor
-    embeddings: nn.Parameter | None
+    masks: Tensor  # (tasks, bytes): a bit per task and weight
+    done: Tensor  # (tasks,): whether a task is finished
+    embeddings: nn.Parameter | None  # (weights,), of the task being learned
 
     def __init__(
         self,
@@ -62,21 +78,21 @@ class PMASK(Method):
         self.options = check(PMASK, locals())
         self.smax, self.c, self.anneal, self.embedding, self.gate_lr = smax, c, anneal, embedding, gate_lr
         self.norms = TaskNorms(net, shared=norms == "shared")
-        self.names = self._masked()
+        self.names = self._names_of_gated()
         weights = self.weights()
         self.count = sum(w.numel() for w in weights)
-        # The capacity term divides by all weights, HAT's by all units: steps larger by this factor move as far as HAT's.
+        # The capacity term divides by the number of weights, HAT's by that of units. This factor makes up for it.
         self.per_unit = self.count / max(1, sum(len(w) for w in weights if w.dim() > 1))
-        self.register_buffer("masks", torch.zeros(0, -(-self.count // 8), dtype=torch.uint8))  # a bit per task and weight
-        self.register_buffer("done", torch.zeros(0, dtype=torch.bool))  # which tasks are finished
-        self.register_parameter("embeddings", None)  # (weights,) of the task being learned; this and the next: see `learn`
-        self.learning = 0
+        self.register_buffer("masks", torch.zeros(0, -(-self.count // 8), dtype=torch.uint8))
+        self.register_buffer("done", torch.zeros(0, dtype=torch.bool))
+        self.register_parameter("embeddings", None)  # it and the next three are set by `learn_task`
+        self.learning = 0  # the task being learned
         self.freezes: list[Freeze] = []
-        self.price = torch.zeros(0)
+        self.price = torch.zeros(0)  # (weights,): the share of each weight in the capacity term, 0 if it is used already
         self.grow()
 
-    def _masked(self) -> list[str]:
-        """The names of the parameters that have gates: those of the trunk but its norms, and of a head that tasks share."""
+    def _names_of_gated(self) -> list[str]:
+        """Return the names of the parameters that have gates: of the trunk without its norms, and of a shared head."""
         norms = {f"trunk.{name}" for name in self.norms.names}
         parts = ("trunk.", "heads.") if self.net.shared else ("trunk.",)
         trained = [name for name, p in self.net.named_parameters() if p.requires_grad and name.startswith(parts)]
@@ -85,26 +101,27 @@ class PMASK(Method):
         return [name for name in trained if name not in norms]
 
     def weights(self) -> list[nn.Parameter]:
+        """Return the parameters that have gates."""
         return [self.net.get_parameter(name) for name in self.names]
 
     def grow(self) -> None:
-        """Masks for every task that the network knows of: before it is learned, those that it would start with."""
+        """Make masks for every task of the network: before a task is learned, those of its initial embeddings."""
         self.norms.grow(len(self.net.classes))
         device = self.net.example.device
         for task in range(len(self.done), len(self.net.classes)):
-            self.masks = torch.cat([self.masks.to(device), pack(self._start(task) > 0)[None]])
+            self.masks = torch.cat([self.masks.to(device), pack(self._initial_embeddings(task) > 0)[None]])
             self.done = torch.cat([self.done.to(device), self.done.new_zeros(1, device=device)])
 
-    def _start(self, task: int) -> Tensor:
-        """The embeddings (weights,) with which a task begins, whenever that is."""
+    def _initial_embeddings(self, task: int) -> Tensor:
+        """Return the embeddings (weights,) with which a task starts; they depend on the seed and the task only."""
         e, source = torch.empty(self.count), generator(self.net.seed, "embedding", task)
         e.normal_(generator=source) if self.embedding == "normal" else e.uniform_(0, 2, generator=source)
         return e.to(self.net.example.device)
 
     # Forward
 
-    def finished(self, task: int) -> Tensor:
-        """Which weights (weights,) a task uses, or would use if it were finished now."""
+    def final_gates(self, task: int) -> Tensor:
+        """Return which weights (weights,) a finished task uses, or a task would use if it were finished now."""
         if self.embeddings is not None and task == self.learning:
             return self.embeddings > 0
         return unpack(self.masks[task], self.count)
@@ -113,16 +130,16 @@ class PMASK(Method):
         if isinstance(task, Tensor):
             return grouped(self, x, task)
         self.net.check_task_id(task)
-        return self._run(x, task, self._open(task))
+        return self._run(x, task, self._gated_weights(task))
 
-    def _open(self, task: int) -> list[Tensor]:
-        """The weights as a task has them: 0 where its gates are closed."""
+    def _gated_weights(self, task: int) -> list[Tensor]:
+        """Return the weights as a task uses them: 0 where its gates are closed."""
         weights = self.weights()
-        gates = pieces(self.finished(task), weights)
+        gates = pieces(self.final_gates(task), weights)
         return [torch.where(gate, w, 0) for gate, w in zip(gates, weights, strict=True)]
 
     def _run(self, x: Tensor, task: int, weights: list[Tensor]) -> Tensor:
-        """The logits with these weights and the task's own norms."""
+        """Return the logits with these weights and the task's own norms."""
         norms = {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
         tensors = {**norms, **dict(zip(self.names, weights, strict=True))}
         return functional_call(self.net, tensors, (x, task))  # type: ignore[no-any-return]
@@ -130,12 +147,12 @@ class PMASK(Method):
     # Learning
 
     def learn_task(self, task: Task, fit: Fit) -> None:
-        self.done[task.index] = False  # a task that is learned again gives up what it had
-        self._hold()
+        self.done[task.index] = False  # if the task was learned before, its weights become free
+        self._freeze_used_weights()
         self.warn_if_full(task)
-        self.learning, self.embeddings = task.index, nn.Parameter(self._start(task.index))
+        self.learning, self.embeddings = task.index, nn.Parameter(self._initial_embeddings(task.index))
         fit(self, task, plain={self.embeddings: self.gate_lr * self.per_unit})
-        self.norms.gather(self, task.index, task.train)  # statistics of the gates as they are from now on
+        self.norms.recompute(self, task.index, task.train)  # with the final gates
         self.masks[task.index] = pack(self.embeddings > 0)
         self.done[task.index] = True
 
@@ -143,14 +160,14 @@ class PMASK(Method):
         self.embeddings, self.freezes = None, []
 
     def used(self) -> Tensor:
-        """Which weights (weights,) any finished task uses."""
+        """Return which weights (weights,) any finished task uses."""
         used = self.masks.new_zeros(self.masks.shape[1])
         for row in self.masks[self.done]:
             used |= row
         return unpack(used, self.count)
 
-    def _hold(self) -> None:
-        """Before a task: the values to keep, and what it costs to open a weight, nothing if it is used anyway."""
+    def _freeze_used_weights(self) -> None:
+        """Freeze the weights that finished tasks use; in the capacity term only the others count."""
         used, weights = self.used(), self.weights()
         free = (~used).float()
         self.price = free / free.sum().clamp(min=1)
@@ -158,12 +175,14 @@ class PMASK(Method):
         self.freezes = [Freeze(weight, part) for weight, part in parts] if used.any() else []
 
     def loss(self, batch: Batch) -> Tensor:
+        """Return the cross-entropy with annealed gates, plus c times the capacity term."""
         assert isinstance(batch.task, int), "PMASK learns one task at a time"
         weights, capacity = self.masked(hardness(batch, self.smax, self.anneal))
         return F.cross_entropy(self._run(batch.x, batch.task, weights), batch.y) + self.c * capacity
 
     def masked(self, s: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The weights times the gates of the task being learned, at hardness s, and the capacity term R (HAT's Eq. 5)."""
+        """Return the weights times the gates of the task being learned, at hardness s, and the capacity term R (HAT's
+        Eq. 5)."""
         given = (self.embeddings, s, self.smax, self.price, *self.weights())
         *weights, capacity = _Masked.apply(*given)  # type: ignore[no-untyped-call]
         return weights, capacity
@@ -173,9 +192,9 @@ class PMASK(Method):
             freeze.mask_grad()
 
     def constrain(self) -> None:
-        """Used weights back to their exact bits."""
+        """Restore the bits of frozen weights and clamp the embeddings."""
         for freeze in self.freezes:
-            freeze.restore(finite=False)  # closed gates select: no infinity passes
+            freeze.restore(finite=False)  # closed gates select by `where`, so that no infinity passes
         assert self.embeddings is not None
         self.embeddings.clamp_(-LIMIT, LIMIT)
 
@@ -186,44 +205,48 @@ class PMASK(Method):
         what = f"{normed[0]} is divided by its norm, 0 where all gates of a unit are closed"
         return f"probably a division by 0: {what}: try a trunk without weight norm"
 
-    # Looking at it, and taking back
+    # Inspecting and releasing
 
     def used_by(self, task: int) -> dict[str, Tensor]:
-        """Its weights, gates, norms and head; norms that tasks share are held for nobody."""
+        """Return its weights, gates, norms and head. Norms that tasks share guarantee nothing."""
         if self.norms.shared and self.norms.names:
             return {}
         own = {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
-        own |= dict(zip(self.names, self._open(task), strict=True))
+        own |= dict(zip(self.names, self._gated_weights(task), strict=True))
         return {**self.used_of_network(task, own), "gates": self.masks[task]}
 
     def usage(self) -> dict[str, float]:
-        """The share of the weights of every layer that finished tasks use; biases are too few to tell."""
+        """Return the share of the weights of every layer that finished tasks use, without biases."""
         named = zip(self.names, pieces(self.used().float(), self.weights()), strict=True)
         return {name.removeprefix("trunk."): part.mean().item() for name, part in named if part.dim() > 1}
 
     @torch.no_grad()
     def release(self, task: int) -> None:
-        """Forget a task: the weights that it alone used are free again."""
+        """Forget a task and free the weights that only it uses. The task is then as if it had never been learned.
+
+        Args:
+            task: the number of the task.
+        """
         self.net.check_task_id(task)
         self.make_room()
         self.forget_task(task)
         self.done[task] = False
-        self.masks[task] = pack(self._start(task) > 0)
+        self.masks[task] = pack(self._initial_embeddings(task) > 0)
         self.norms.reset(self.net, task)
         self.net.reset_head(task)
 
 
 class _Masked(torch.autograd.Function):
-    """The weights times their gates a = sigmoid(se), and the capacity term: the share of the free weights that a opens.
+    """Computes the weights times their gates a = sigmoid(se), and the capacity term: the share of free weights that a opens.
 
     The gradient of e is compensated for the annealing as in HAT (2.5). The slope of the gate, s a (1 - a), times the factor
     smax (cosh(se) + 1) / (s (cosh(e) + 1)) is smax sigmoid(e) (1 - sigmoid(e)), because a (1 - a) = 1 / (2 (cosh(se) + 1)).
-    Outside -50 < se < 50 there is none, and none where a is exactly 1, in float32 from about se = 17 on, as in HAT.
+    As in HAT, the gradient is 0 outside -50 < se < 50, and where a is exactly 1, in float32 from about se = 17 on.
     """
 
     @staticmethod
     def forward(ctx: Any, e: Tensor, s: Tensor, smax: float, price: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        a = (s * e).clamp_(-50, 50).sigmoid_()  # clamped as in HAT; a CPU is slow with the numbers further out, too
+        a = (s * e).clamp_(-50, 50).sigmoid_()  # clamped as in HAT; smaller gates would also make a CPU slow
         ctx.smax = smax
         ctx.save_for_backward(e, a, price, *weights)
         gates = pieces(a, weights)
@@ -236,20 +259,8 @@ class _Masked(torch.autograd.Function):
         grad = price * (ctx.smax * capacity)  # smax times the gradient of a
         for part, g, w in zip(pieces(grad, weights), outer, weights, strict=True):
             part.addcmul_(g, w, value=ctx.smax)
-        room = torch.sigmoid(e)  # afterwards its memory takes the gradients of the weights: new memory is slow to touch
-        aten.sigmoid_backward.grad_input(grad, room, grad_input=grad)  # times sigmoid(e) (1 - sigmoid(e))
+        reused = torch.sigmoid(e)  # its memory is used again for the gradients of the weights: new memory is slow
+        aten.sigmoid_backward.grad_input(grad, reused, grad_input=grad)  # times sigmoid(e) (1 - sigmoid(e))
         aten.hardtanh_backward.grad_input(grad, a, CLOSED, 1, grad_input=grad)  # 0 unless CLOSED < a < 1
-        parts = zip(outer, pieces(a, weights), pieces(room, weights), strict=True)
+        parts = zip(outer, pieces(a, weights), pieces(reused, weights), strict=True)
         return grad, None, None, None, *[torch.mul(g, gate, out=part) for g, gate, part in parts]
-
-
-def pack(bits: Tensor) -> Tensor:
-    """Booleans (count,) as bits of bytes (count / 8, rounded up,)."""
-    rows = F.pad(bits.to(torch.uint8), (0, -len(bits) % 8)).view(-1, 8)
-    return (rows << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(1, dtype=torch.uint8)
-
-
-def unpack(packed: Tensor, count: int) -> Tensor:
-    """The first `count` bits of bytes as booleans."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return ((packed[:, None] >> shifts) & 1).view(-1)[:count].bool()

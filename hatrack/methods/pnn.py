@@ -1,8 +1,8 @@
 """PNN: progressive neural networks (Rusu, Rabinowitz, Desjardins and others, 2016), https://arxiv.org/abs/1606.04671
 
-A new column of layers for every task, which reads the hidden layers of all columns before it; those never change again.
-The details are those of the HAT authors' code (https://arxiv.org/abs/1801.01423). Departures from it: earlier columns have
-their dropout off; the laterals into the outputs, which that code has but never uses, are not there.
+Every task gets a new column of layers, which also reads the hidden layers of all earlier columns; those are frozen. The
+details are those of the HAT authors' code (https://arxiv.org/abs/1801.01423). Departures from it: dropout is off in earlier
+columns; the lateral connections into the outputs, which that code has but never uses, are left out.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from hatrack.tasks.task import Task
 
 
 class Lateral(nn.Module):
-    """What the earlier columns add to a layer of a new one: U relu(V [scale_1 h_1, scale_2 h_2, ...])."""
+    """The lateral connection from earlier columns into a layer of a new one: U relu(V [scale_1 h_1, scale_2 h_2, ...])."""
 
     def __init__(self, layer: nn.Module, columns: int, inputs: int, width: int) -> None:
         super().__init__()
@@ -41,14 +41,14 @@ class Lateral(nn.Module):
 
 
 class Column(nn.Module):
-    """The stages of one column, and a lateral into each of them but the first."""
+    """The stages of one column, and a lateral connection into each of them but the first."""
 
     def __init__(self, parts: list[Stage], laterals: list[Lateral]) -> None:
         super().__init__()
         self.stages, self.laterals = nn.ModuleList(parts), nn.ModuleList(laterals)
 
     def forward(self, x: Tensor, earlier: list[list[Tensor]]) -> list[Tensor]:
-        """The outputs of its stages, given those of all earlier columns."""
+        """Return the outputs of its stages, given those of all earlier columns."""
         hidden: list[Tensor] = []
         for number, stage in enumerate(self.stages):
             more = self.laterals[number - 1]([h[number - 1] for h in earlier]) if number and earlier else None
@@ -57,9 +57,23 @@ class Column(nn.Module):
 
 
 class PNN(Method):
-    """Progressive neural networks: a column per task that reads the frozen columns of all earlier tasks."""
+    """Progressive neural networks: a column per task that reads the frozen columns of all earlier tasks.
 
-    owned: Tensor
+    A column is a copy of the trunk with new weights. Lateral connections add to each of its layers what the same layers of
+    the earlier columns compute. Nothing is forgotten, and the network grows with every task.
+
+    Args:
+        net: the network; the method trains it in place. The options are listed by `hatrack list pnn`.
+
+    Example:
+        >>> method = hr.PNN(hr.Network(trunk, tasks=tasks), columns="full")
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/pnn.md for formulas, published values and results.
+    """
+
+    owned: Tensor  # (tasks,): the column of every task; -1: not learned yet
 
     def __init__(
         self,
@@ -82,27 +96,27 @@ class PNN(Method):
         share = budget_tasks or max(1, len(net.classes))
         self.widths = [s.width if self.full else max(1, int(expand * s.width / share)) for s in self.pattern]
         self.features = net.features
-        self.columns = nn.ModuleList()  # in the order in which they are learned
+        self.columns = nn.ModuleList()  # in the order of learning
         self.heads = nn.ModuleList()  # one per task
         self.register_buffer("owned", torch.zeros(0, dtype=torch.int64, device=net.example.device))
-        self.learning = self.column = -1  # the task being learned, and its column
+        self.learning = self.column = -1  # the task being learned and its column; set by `learn_task`
         self.grow()
 
     # Columns
 
     def grow(self) -> None:
-        """A head and room for a column for every task that the network knows of."""
+        """Make a head and a column for every task of the network."""
         for task in range(len(self.heads), len(self.net.classes)):
             self._add_column()
             own = self.full and task < len(self.net.heads)
             self.heads.append(
                 self.net.heads[task] if own else self.net.new_head(0 if self.net.shared else task, features=self.features)
             )
-            self.owned = torch.cat([self.owned, self.owned.new_full((1,), -1)])  # the task's column; -1: not learned yet
+            self.owned = torch.cat([self.owned, self.owned.new_full((1,), -1)])
 
     @torch.no_grad()
     def _add_column(self) -> None:
-        """Its weights depend on the seed and its number only; the first of full width is the trunk itself."""
+        """Add a column. Its weights depend on the seed and its number only; the first of full width is the trunk itself."""
         number = len(self.columns)
         if self.full and number == 0:
             self.columns.append(Column(self.pattern, []))
@@ -122,7 +136,8 @@ class PNN(Method):
         self.features = x.shape[1]
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Room first for the columns of that state: they are more than the tasks if some were learned again."""
+        """Make as many columns as the state has, then load it. (If tasks were learned again, there are more columns than
+        tasks.)"""
         numbers = {key.split(".")[1] for key in state_dict if key.startswith("columns.")}
         while len(self.columns) < len(numbers):
             self._add_column()
@@ -130,7 +145,7 @@ class PNN(Method):
         return super().load_state_dict(state_dict, strict, assign)
 
     def train(self, mode: bool = True) -> Self:
-        """Dropout acts in the column that is being learned, not in the finished ones that it reads."""
+        """Set the mode; only the column that is being learned has dropout, not the finished ones that it reads."""
         super().train(mode)
         for number, column in enumerate(self.columns):
             column.train(mode and number == self.column)
@@ -139,7 +154,7 @@ class PNN(Method):
     # Forward
 
     def column_of(self, task: int) -> int:
-        """The column that answers for a task; the next one, if the task is not learned yet."""
+        """Return the number of the column of a task; that of the next column, if the task is not learned yet."""
         if task == self.learning:
             return self.column
         own = int(self.owned[task])
@@ -158,9 +173,9 @@ class PNN(Method):
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         column = int(self.owned.max()) + 1
-        waiting = int((self.owned < 0).sum())  # tasks that have no column of their own yet
-        again = bool(self.owned[task.index] >= 0)  # then it needs one more, since others may read the one it had
-        while len(self.columns) < column + waiting + again:
+        not_learned = int((self.owned < 0).sum())
+        again = bool(self.owned[task.index] >= 0)  # then it needs one more column, since others may read its old one
+        while len(self.columns) < column + not_learned + again:
             self._add_column()
         self.learning, self.column = task.index, column
         with training_only(self, [*self.columns[column].parameters(), *self.heads[task.index].parameters()]):
@@ -171,10 +186,10 @@ class PNN(Method):
         self.learning = self.column = -1
 
     def num_parameters(self) -> int:
-        """Without the network that it was made after."""
+        """Return the number of weights, without those of the original network, which is only the pattern."""
         return sum(p.numel() for p in [*self.columns.parameters(), *self.heads.parameters()])
 
     def used_by(self, task: int) -> dict[str, Tensor]:
-        """Its own column, those before it, and its head."""
+        """Return its own column, those before it, and its head."""
         columns = islice(self.columns, self.column_of(task) + 1)
         return used_modules({**{f"column {k}": column for k, column in enumerate(columns)}, "head": self.heads[task]})

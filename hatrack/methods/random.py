@@ -14,17 +14,30 @@ from hatrack.tasks.task import Task
 
 
 class Random(Method):
-    """Guesses a class with the frequency it had in the task's training data; nothing is trained."""
+    """Guesses a class with the frequency it had in the task's training data; nothing is trained.
 
-    frequency: Tensor
+    The lower reference for the measures of forgetting.
+
+    Args:
+        net: the network; the method trains it in place.
+
+    Example:
+        >>> method = hr.Random(hr.Network(trunk, tasks=tasks))
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/random.md for formulas, published values and results.
+    """
+
+    frequency: Tensor  # (tasks, most classes)
 
     def __init__(self, net: Network) -> None:
         super().__init__(net)
-        self.register_buffer("frequency", torch.zeros(0, 0))  # (tasks, most classes)
+        self.register_buffer("frequency", torch.zeros(0, 0))
         self.grow()
 
     def grow(self) -> None:
-        """A row for every task that the network knows of; a task not yet seen has all classes equally often."""
+        """Make a row for every task of the network; before a task is learned, all its classes are equally likely."""
         if len(self.frequency) == len(self.net.classes):
             return
         table = torch.zeros(len(self.net.classes), max(self.net.classes), device=self.net.example.device)
@@ -38,7 +51,7 @@ class Random(Method):
         self.frequency[task.index] = labels.bincount(minlength=self.frequency.shape[1]) / len(labels)
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
-        """One-hot guesses. They are drawn by place in the batch, so the same batch always gets the same guesses."""
+        """Return one-hot guesses. They depend on the position in the batch only, so a batch always gets the same guesses."""
         if isinstance(task, Tensor):
             return by_task([self(x, k) for k in range(len(self.frequency))], task)
         classes = max(self.net.classes) if self.net.shared else self.net.classes[task]

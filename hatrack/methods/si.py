@@ -1,9 +1,9 @@
 """SI: synaptic intelligence (Zenke, Poole, Ganguli, ICML 2017), https://arxiv.org/abs/1703.04200
 
-Every weight keeps account of how much of the fall of the loss its own movement brought about (the path integral of the
-gradient); what a weight has earned so far is the stiffness that holds it while later tasks are learned. The penalty is
-added to the gradients rather than to the loss: the account needs the gradient of the plain loss, and an optimizer can be
-given both with one backward pass. So the loss that training reports is the plain one.
+During training, the path integral of the gradient measures how much the movement of each weight lowered the loss. From it
+follows the importance of the weight, the stiffness of the penalty that holds it while later tasks are learned. The gradient
+of the penalty is added to the gradients rather than the penalty to the loss: the path integral needs the gradient of the
+plain loss, and this way one backward pass suffices. So the loss that training reports is the plain one.
 """
 
 from typing import Annotated, Any
@@ -25,14 +25,26 @@ from hatrack.tasks.task import Task
 class SI(Method):
     """Synaptic intelligence: a weight that earned much of the fall of earlier losses is held by a stiff spring.
 
-    The weights of the trunk are held, and the head if all tasks share it; heads of single tasks are left to their tasks.
+    The contribution of a weight is summed up during training, without a further pass over the data. The penalty acts on the
+    trunk, and on the head if all tasks share it; the head of a single task is trained by that task only.
+
+    Args:
+        net: the network; the method trains it in place. The options are listed by `hatrack list si`.
+
+    Example:
+        >>> method = hr.SI(hr.Network(trunk, tasks=tasks), c=0.1)
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/si.md for formulas, published values and results.
     """
 
-    importance: Tensor  # each (weights,)
-    anchor: Tensor
-    path: Tensor
-    gradient: Tensor
-    before: Tensor
+    # Each (weights,)
+    importance: Tensor  # Omega
+    anchor: Tensor  # the weights after the last task
+    path: Tensor  # omega: the contribution of each weight in this task
+    gradient: Tensor  # of the plain loss, in this step
+    before: Tensor  # the weights before this step
 
     def __init__(
         self,
@@ -45,10 +57,10 @@ class SI(Method):
         self.options = check(SI, locals())
         self.c, self.xi = c, xi
         now = values(self.net.shared_parameters()).detach()
-        self.register_buffer("importance", torch.zeros_like(now))  # Omega
-        self.register_buffer("anchor", now.clone())  # the weights after the last task
-        self.register_buffer("path", torch.zeros_like(now))  # omega: what each weight has earned in this task
-        for name in ("gradient", "before"):  # of the plain loss, and the weights, at the beginning of a step
+        self.register_buffer("importance", torch.zeros_like(now))
+        self.register_buffer("anchor", now.clone())
+        self.register_buffer("path", torch.zeros_like(now))
+        for name in ("gradient", "before"):
             self.register_buffer(name, torch.zeros_like(now), persistent=False)
 
     def learn_task(self, task: Task, fit: Fit) -> None:
@@ -58,14 +70,18 @@ class SI(Method):
 
     @torch.no_grad()
     def consolidate(self, start: Tensor) -> None:
-        """After a task that began with the weights `start`: what each weight earned becomes importance (Eq. 5)."""
+        """Add the contributions of a task to the importances (Eq. 5).
+
+        Args:
+            start: the weights with which the task began.
+        """
         now = values(self.net.shared_parameters())
         self.importance.add_(self.path / ((now - start).square() + self.xi)).relu_()
         self.anchor.copy_(now)
         self.path.zero_()
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
-        """Take down the gradient of the plain loss; then add that of the penalty c sum Omega (theta - anchor)^2 (Eq. 4)."""
+        """Store the gradient of the plain loss, then add that of the penalty c sum Omega (theta - anchor)^2 (Eq. 4)."""
         weights = self.net.shared_parameters()
         grads(weights, out=self.gradient)
         values(weights, out=self.before)
@@ -76,5 +92,5 @@ class SI(Method):
         return spring(regime, self.c * stiffest, c=stiffest)
 
     def constrain(self) -> None:
-        """The account: minus the gradient times what the optimizer really did, whichever it is."""
+        """Subtract from omega the gradient times the actual update, whatever the optimizer is."""
         self.path.addcmul_(self.gradient, values(self.net.shared_parameters()).sub_(self.before), value=-1)

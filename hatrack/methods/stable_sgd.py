@@ -1,7 +1,7 @@
 """Stable SGD (Mirzadeh, Farajtabar, Pascanu, Ghasemzadeh, NeurIPS 2020), https://arxiv.org/abs/2006.06958
 
-Plain SGD in a regime that ends in wide minima and moves less from task to task. The method has four ingredients, each with a
-plastic counterpart; its learning rate and batch size take the place of the regime's, all else is the regime's.
+Plain SGD in a regime that leads to wide minima and to smaller changes from task to task. The method has four ingredients,
+each with a plastic counterpart. Its learning rate and batch size replace those of the regime; all else is the regime's.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,11 +16,24 @@ from hatrack.options import Option, check, nearest
 from hatrack.tasks.task import Task
 
 INGREDIENTS = ("lr", "decay", "batch", "dropout")
-PLASTIC_LR, PLASTIC_BATCH = 0.01, 64  # what the authors' plastic regime has; it has neither decay nor dropout
+PLASTIC_LR, PLASTIC_BATCH = 0.01, 64  # of the authors' plastic regime, which has neither decay nor dropout
 
 
 class StableSGD(Method):
-    """SGD in the stable regime: a large first learning rate that falls from task to task, small batches, dropout."""
+    """SGD in the stable regime: a large first learning rate that falls from task to task, small batches, dropout.
+
+    Nothing is stored between tasks. Wide minima make the loss of an earlier task less sensitive to later updates.
+
+    Args:
+        net: the network; the method trains it in place. The options are listed by `hatrack list stable-sgd`.
+
+    Example:
+        >>> method = hr.StableSGD(hr.Network(trunk, tasks=tasks), first_lr=0.1)
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/stable-sgd.md for formulas, published values and results.
+    """
 
     replaces: ClassVar[Mapping[str, str]] = {
         "lr": "first_lr",
@@ -56,7 +69,7 @@ class StableSGD(Method):
     ) -> None:
         super().__init__(net)
         self.options = check(StableSGD, locals())
-        self.stable = chosen(stable)
+        self.stable = parse_ingredients(stable)
         self.first_lr, self.lr_decay, self.lowest_lr, self.decay_from = first_lr, lr_decay, lowest_lr, decay_from
         self.small_batch, self.batch_decay = small_batch, batch_decay
         share = drop if "dropout" in self.stable else 0.0
@@ -64,7 +77,7 @@ class StableSGD(Method):
             set_dropout(net.trunk, share)
 
     def regime(self, task: int) -> dict[str, Any]:
-        """What changes for task number `task`, from 0."""
+        """Return the fields of the regime that change for task number `task`, from 0."""
         lr = self.first_lr if "lr" in self.stable else PLASTIC_LR
         batch = PLASTIC_BATCH
         if "decay" in self.stable:
@@ -78,8 +91,8 @@ class StableSGD(Method):
         fit(self, task, **self.regime(task.index))
 
 
-def chosen(names: Collection[str]) -> frozenset[str]:
-    """The ingredients of these names; the word none, by itself, stands for none of them."""
+def parse_ingredients(names: Collection[str]) -> frozenset[str]:
+    """Return the ingredients of these names; the single word none stands for no ingredient."""
     names = [] if tuple(names) == ("none",) else names
     for name in names:
         if name not in INGREDIENTS:
@@ -88,7 +101,7 @@ def chosen(names: Collection[str]) -> frozenset[str]:
 
 
 def set_dropout(trunk: nn.Module, share: float) -> None:
-    """Every dropout layer drops this share from now on."""
+    """Set the probability of every dropout layer."""
     for module in trunk.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = share

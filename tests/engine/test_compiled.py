@@ -19,14 +19,14 @@ needs_a_compiler = pytest.mark.skipif(not can_compile(gpu=False), reason="no C++
 
 
 @pytest.fixture
-def as_noted(monkeypatch):
-    """The operations as they were noted down, not compiled: that takes seconds each time."""
-    monkeypatch.setattr(compiled, "_compiled", lambda graph, *_: copy.deepcopy(graph))
-    monkeypatch.setattr(compiled, "_known", {})
+def captured_only(monkeypatch):
+    """Run the captured operations without compiling them, which takes seconds each time."""
+    monkeypatch.setattr(compiled, "_compile_graph", lambda graph, *_: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "_code_cache", {})
 
 
-def both(name, *, epochs=2, tasks=2, **regime):
-    """A method after some tasks, by steps that run as they are and by compiled ones."""
+def eager_and_compiled(name, *, epochs=2, tasks=2, **regime):
+    """A method after some tasks, once by eager and once by compiled steps."""
     found = []
     for engine in ("eager", "compiled"):
         placed = toy_tasks(tasks)
@@ -42,18 +42,18 @@ def assert_close(one, two, tolerance=1e-5):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_operations_of_a_step_are_all_noted_down(name, as_noted):
+def test_all_operations_of_a_step_are_captured(name, captured_only):
     """With dropout on: the same random numbers are drawn."""
-    assert_close(*both(name))
+    assert_close(*eager_and_compiled(name))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_with_every_optimizer(optimizer, as_noted):
-    assert_close(*both("hat", **OPTIMIZERS[optimizer]))
+def test_with_every_optimizer(optimizer, captured_only):
+    assert_close(*eager_and_compiled("hat", **OPTIMIZERS[optimizer]))
 
 
 @pytest.mark.parametrize("name", ISOLATED)
-def test_nothing_is_forgotten(name, as_noted):
+def test_nothing_is_forgotten(name, captured_only):
     tasks = toy_tasks(2)
     method = make(name, tasks)
     fit = Trainer(Regime(epochs=2, batch=16, **OPTIMIZERS["kept adamw with decay"]), engine="compiled")
@@ -63,18 +63,18 @@ def test_nothing_is_forgotten(name, as_noted):
     assert torch.equal(first, logits(method, tasks[0]))
 
 
-def test_two_steps_of_one_form_are_compiled_once(as_noted):
-    """Of two seeds, and of data sets of two sizes; and of all tasks but the first, which finds nothing to hold."""
+def test_two_steps_with_the_same_graph_are_compiled_once(captured_only):
+    """Of two seeds, and of data sets of two sizes; and of all tasks but the first, in which nothing is frozen."""
     for seed in (0, 1):
         tasks = toy_tasks(4, train=60 + 30 * seed)
         learn(make("hat", tasks, seed=seed), tasks, Trainer(Regime(epochs=1, batch=16), seed=seed, engine="compiled"))
-    assert len(compiled._known) == 2
+    assert len(compiled._code_cache) == 2
     tasks = toy_tasks(2, classes=4)
     learn(make("hat", tasks), tasks, Trainer(Regime(epochs=1, batch=16), engine="compiled"))
-    assert len(compiled._known) == 4, "other heads are another form"
+    assert len(compiled._code_cache) == 4, "other heads have another signature"
 
 
-def test_noting_down_changes_nothing(as_noted):
+def test_capturing_changes_nothing(captured_only):
     weight, count = torch.nn.Parameter(torch.ones(3)), torch.zeros(())
 
     def step(x):
@@ -90,7 +90,7 @@ def test_noting_down_changes_nothing(as_noted):
     torch.manual_seed(0)
     assert torch.equal(weight.detach(), 1 - 2 * torch.rand(3))
     assert count == 1
-    assert weight.grad is not None, "of the call that was noted down; a fit clears it at its end"
+    assert weight.grad is not None, "of the captured call; a fit clears it at its end"
 
 
 def test_everything_that_a_function_uses_becomes_an_input():
@@ -102,24 +102,24 @@ def test_everything_that_a_function_uses_becomes_an_input():
     assert graph(torch.tensor([1, 2, 3]), *other) == 4 * 6
 
 
-def test_what_can_t_be_compiled_runs_as_it_is(monkeypatch):
-    def fail(graph, inputs, text):
+def test_what_can_t_be_compiled_runs_eagerly(monkeypatch):
+    def fail(graph, inputs, key):
         raise RuntimeError("no compiler\nat all")
 
-    monkeypatch.setattr(compiled, "_compiled", fail)
+    monkeypatch.setattr(compiled, "_compile_graph", fail)
     fast = Compiled(lambda x: x + 1, 1)
-    with pytest.warns(UserWarning, match="steps are not compiled: no compiler$"):
+    with pytest.warns(UserWarning, match="not compiled: no compiler$"):
         assert fast(torch.ones(1)) == 2
     assert fast(torch.ones(1)) == 2
 
 
-def test_a_batch_of_another_size_runs_as_it_is(as_noted):
-    """Even if it comes first, as it may when a run goes on."""
+def test_a_batch_of_another_size_runs_eagerly(captured_only):
+    """Even if it comes first, as it may when a run continues."""
     seen = []
     fast = Compiled(lambda x: seen.append(len(x)) or x.sum(), 3)
     for size in (2, 3, 3, 2):
         assert fast(torch.ones(size)) == size
-    assert seen == [2, 3, 2], "of size 3 the first was noted down, and the second need not run"
+    assert seen == [2, 3, 2], "of size 3 the first was captured, and the second did not run"
 
 
 def test_code_that_fails_when_it_runs_is_not_used(monkeypatch):
@@ -127,17 +127,17 @@ def test_code_that_fails_when_it_runs_is_not_used(monkeypatch):
         weight.zero_()
         raise TypeError("expected Tensor() for op")
 
-    monkeypatch.setattr(compiled, "_compiled", lambda graph, *_: broken)
-    monkeypatch.setattr(compiled, "_known", {})
+    monkeypatch.setattr(compiled, "_compile_graph", lambda graph, *_: broken)
+    monkeypatch.setattr(compiled, "_code_cache", {})
     weight = torch.ones(2)
     fast = Compiled(lambda x: weight.add_(x), 2)
-    with pytest.warns(UserWarning, match="steps are not compiled: expected Tensor"):
+    with pytest.warns(UserWarning, match="not compiled: expected Tensor"):
         fast(torch.ones(2))
-    assert weight.tolist() == [2, 2], "as if the failed attempt had not been"
+    assert weight.tolist() == [2, 2], "the failed attempt was rolled back"
 
 
 class Counting(Method):
-    """Changes a tensor that is in no state, and a row of a table that it has views of."""
+    """Changes a tensor that is in no state_dict, and a row of a table of which it has views."""
 
     def __init__(self, net):
         super().__init__(net)
@@ -158,7 +158,7 @@ class Counting(Method):
 
 
 @needs_a_compiler
-def test_tensors_in_no_state_and_views_of_one_memory():
+def test_tensors_in_no_state_dict_and_views_of_one_tensor():
     found = []
     for engine in ("eager", "compiled"):
         tasks = toy_tasks(3)
@@ -188,13 +188,13 @@ class Counts(Method):
 
 
 @pytest.mark.parametrize(("kind", "reason"), [(Reads, "reads a tensor's value"), (Counts, "rebinds something")])
-def test_a_step_that_breaks_the_rule_is_not_compiled(kind, reason, as_noted):
+def test_a_step_that_breaks_the_rule_is_not_compiled(kind, reason, captured_only):
     tasks = toy_tasks(1)
     method = kind(make("sgd", tasks).net)
     fit = Trainer(Regime(epochs=2, batch=16), engine="compiled")
-    with pytest.warns(UserWarning, match=f"steps are not compiled: the step {reason}"):
+    with pytest.warns(UserWarning, match=f"not compiled.*{reason}"):
         learn(method, tasks, fit)
-    assert [fitted.engine for fitted in fit.fits] == ["eager"], "what a record will say"
+    assert [fitted.engine for fitted in fit.fits] == ["eager"], "which the record will contain"
 
 
 def test_random_numbers_that_nobody_uses_are_drawn_all_the_same():
@@ -209,21 +209,21 @@ def test_random_numbers_that_nobody_uses_are_drawn_all_the_same():
     assert graph(torch.zeros(1)) == expected
 
 
-def test_one_example_more_than_a_batch(as_noted):
+def test_one_example_more_than_a_batch(captured_only):
     """They are one batch, and it is compiled."""
     tasks = toy_tasks(1, train=17, valid=0.0)
     learn(make("sgd", tasks), tasks, Trainer(Regime(epochs=1, batch=16), engine="compiled"))
-    assert len(compiled._known) == 1
+    assert len(compiled._code_cache) == 1
 
 
-def test_the_form_knows_all_that_code_depends_on():
+def test_the_signature_contains_all_that_code_depends_on():
     memory = torch.zeros(8)
     one, two = ([memory, memory[k : k + 4]] for k in (0, 4))
-    assert compiled._form(one) != compiled._form(two)
-    number, before = torch.get_num_threads(), compiled._form(one)
+    assert compiled._input_signature(one) != compiled._input_signature(two)
+    number, before = torch.get_num_threads(), compiled._input_signature(one)
     torch.set_num_threads(number + 1)
     try:
-        assert compiled._form(one) != before
+        assert compiled._input_signature(one) != before
     finally:
         torch.set_num_threads(number)
 
@@ -231,7 +231,7 @@ def test_the_form_knows_all_that_code_depends_on():
 @needs_a_compiler
 def test_the_real_compiler():
     """The same to rounding, and what is frozen stays frozen bit for bit."""
-    eager, fast = both("hat", epochs=4, **OPTIMIZERS["kept adamw with decay"])
+    eager, fast = eager_and_compiled("hat", epochs=4, **OPTIMIZERS["kept adamw with decay"])
     assert_close(eager, fast, 1e-4)
     tasks = toy_tasks(2)
     again = make("hat", tasks)
@@ -245,13 +245,13 @@ def test_the_real_compiler():
 
 
 @needs_a_compiler
-def test_what_was_compiled_is_there_for_the_next_process(monkeypatch, tmp_path):
+def test_the_next_process_finds_the_compiled_code(monkeypatch, tmp_path):
     from torch._dynamo.utils import counters
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     weight, draws = torch.ones(5), torch.randn(4, 5)
     for found in (0, 1):
-        monkeypatch.setattr(compiled, "_known", {})  # as in another process
+        monkeypatch.setattr(compiled, "_code_cache", {})  # as in another process
         counters.clear()
         step = Compiled(lambda x: weight.sub_(0.1 * (x * weight).sum(0)).sum(), 4)
         before = weight.clone()
@@ -265,12 +265,12 @@ def test_what_was_compiled_is_there_for_the_next_process(monkeypatch, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_the_real_compiler_on_every_method(name):
-    assert_close(*both(name), 1e-4)
+    assert_close(*eager_and_compiled(name), 1e-4)
 
 
 @pytest.mark.parametrize("read", [True, False])
-def test_statistics_of_a_batch_norm_count_every_batch_once(read, as_noted):
-    """Its operation does not say that it writes them. Without `read` nobody uses what comes out of it."""
+def test_statistics_of_a_batch_norm_count_every_batch_once(read, captured_only):
+    """The schema of its operation does not say that it writes them. Without `read` nothing uses its output."""
     means = []
     for wrap in (lambda f: f, lambda f: Compiled(f, 4)):
         norm, draw = nn.BatchNorm1d(2), torch.Generator().manual_seed(0)
@@ -296,11 +296,11 @@ class Checkpointed(nn.Module):
         return checkpoint(lambda h: self.drop(self.layer(h).relu()), x.flatten(1), use_reentrant=False)
 
 
-def test_dropout_that_is_drawn_a_second_time_is_not_compiled(as_noted):
+def test_dropout_that_is_drawn_a_second_time_is_not_compiled(captured_only):
     tasks = toy_tasks(1)
     method = Method(Network(Checkpointed(), [3], tasks[0].train.inputs(torch.arange(2))))
     fit = Trainer(Regime(epochs=1, batch=16), engine="compiled")
-    with pytest.warns(UserWarning, match="steps are not compiled: the step sets a generator"):
+    with pytest.warns(UserWarning, match="not compiled.*sets a generator"):
         method.learn(tasks[0], fit)
     assert fit.fits[0].engine == "eager"
 
@@ -316,7 +316,7 @@ def as_on_a_gpu(monkeypatch):
 @needs_a_compiler
 @pytest.mark.parametrize("drop", [False, True])
 def test_the_gradient_of_a_convolution_before_a_batch_norm(drop, as_on_a_gpu):
-    """Torch gives the norm's gradient in another layout than its compiler thinks."""
+    """Torch gives the norm's gradient in another layout than its compiler expects."""
     draw = torch.Generator().manual_seed(0)
     x, wanted = (torch.randn(shape, dtype=torch.float64, generator=draw) for shape in ((4, 3, 8, 8), (4, 5)))
     conv, norm = nn.Conv2d(3, 5, 3).double(), nn.BatchNorm2d(5, momentum=0.0).double()
@@ -343,7 +343,7 @@ def test_the_gradient_of_a_convolution_before_a_batch_norm(drop, as_on_a_gpu):
         lambda h: h.as_strided((4, 5), (180, 1)).mul_(3),
     ],
 )
-def test_what_is_written_through_a_view_of_images_is_not_lost(change, as_on_a_gpu, as_noted):
+def test_what_is_written_through_a_view_of_images_is_not_lost(change, as_on_a_gpu, captured_only):
     conv, x = nn.Conv2d(3, 5, 3), torch.randn(4, 3, 8, 8)
 
     def step(x):
@@ -356,7 +356,7 @@ def test_what_is_written_through_a_view_of_images_is_not_lost(change, as_on_a_gp
     assert not fast.failed
 
 
-def test_windows_and_strides_of_one_number(as_on_a_gpu, as_noted):
+def test_windows_and_strides_given_as_one_number(as_on_a_gpu, captured_only):
     conv, x = nn.Conv2d(3, 5, 3), torch.randn(4, 3, 9, 9)
 
     def step(x):
@@ -369,13 +369,13 @@ def test_windows_and_strides_of_one_number(as_on_a_gpu, as_noted):
     assert not fast.failed
 
 
-# What the text of a step does not say
+# What the text of a graph does not determine
 
 
-def test_the_form_of_what_is_computed_belongs_to_the_key(monkeypatch):
+def test_the_types_of_results_belong_to_the_key(monkeypatch):
     seen = []
-    monkeypatch.setattr(compiled, "_compiled", lambda graph, inputs, text: seen.append(text) or copy.deepcopy(graph))
-    monkeypatch.setattr(compiled, "_known", {})
+    monkeypatch.setattr(compiled, "_compile_graph", lambda graph, inputs, key: seen.append(key) or copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "_code_cache", {})
     ones = torch.ones(4)
     for kind in (torch.float32, torch.float64):
         torch.set_default_dtype(kind)
@@ -386,11 +386,11 @@ def test_the_form_of_what_is_computed_belongs_to_the_key(monkeypatch):
     assert len(set(seen)) == 2
 
 
-def test_a_negative_view_is_not_compiled(as_noted):
+def test_a_negative_view_is_not_compiled(captured_only):
     w = torch.randn(6, dtype=torch.complex64).conj().imag
     assert w.is_neg()
     fast = Compiled(lambda x: (x * w).relu() + w.exp(), 6)
-    with pytest.warns(UserWarning, match="the negative or the conjugate"):
+    with pytest.warns(UserWarning, match="not compiled.*negative"):
         found = fast(torch.ones(6))
     torch.testing.assert_close(found, w.relu() + w.exp())
 

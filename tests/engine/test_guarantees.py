@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hatrack import HAT, Method, Network, Regime, Trainer
+from hatrack import HAT, Method, Network, Regime, Trainer, run
 from hatrack.engine import compiled, decompositions
 from hatrack.engine.choice import can_compile
 from hatrack.seeds import seeded
@@ -34,7 +34,7 @@ def test_eager(number):
     assert_same_bits(one, two)
 
 
-def test_another_task_number_threads_changes_no_weight_of_an_earlier_task():
+def test_another_number_of_threads_changes_no_weight_of_an_earlier_task():
     """The logits of one number of threads may differ from those of another in rounding; each stays what it was."""
     tasks = pictures()
     method = convolutional(tasks)
@@ -65,22 +65,20 @@ def test_compiled():
 
 
 def test_killed_and_resumed_while_compiled(tmp_path, monkeypatch):
-    """With the operations as they were noted down; the compiler itself does not know where a run stands."""
-    monkeypatch.setattr(compiled, "_compiled", lambda graph, *_: copy.deepcopy(graph))
-    monkeypatch.setattr(compiled, "_known", {})
-    from hatrack.experiments import run
-
+    """With captured operations that are not compiled: the compiler itself has no state of a run."""
+    monkeypatch.setattr(compiled, "_compile_graph", lambda graph, *_: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "_code_cache", {})
     whole = run(spec("hat", batch=64), tmp_path / "whole", engine="compiled")
-    forms = len(compiled._known)
+    graphs = len(compiled._code_cache)
     kills = killed_at(monkeypatch, 0.2, seed=0, most=4)
     again = to_the_end(spec("hat", batch=64), tmp_path / "again", save_every=1e-5, engine="compiled")
     assert len(kills) == 4
     assert_same(whole, again)
-    assert len(compiled._known) == forms, "nothing was compiled a second time"
+    assert len(compiled._code_cache) == graphs, "nothing was compiled a second time"
 
 
 class LeNet(nn.Module):
-    """Its `view` can't do with images whose channels are last in memory."""
+    """Its `view` does not work with images whose channels are last in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,13 +127,13 @@ def usual() -> nn.Module:
     [(usual, HAT), (usual, Method), (LeNet, Method), (Halves, Method), (small, Teacher)],
     ids=["hat", "batch norm", "view", "slices", "changed in place"],
 )
-def test_steps_as_they_are_noted_down_for_a_gpu_are_the_same_steps(trunk, kind, monkeypatch):
+def test_steps_captured_for_a_gpu_are_the_same_steps(trunk, kind, monkeypatch):
     """On a CPU, and not compiled. Without dropout, which follows the order of images in memory."""
-    monkeypatch.setattr(compiled, "_compiled", lambda graph, *_: copy.deepcopy(graph))
-    monkeypatch.setattr(compiled, "_known", {})
+    monkeypatch.setattr(compiled, "_compile_graph", lambda graph, *_: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "_code_cache", {})
     monkeypatch.setattr(decompositions, "on_gpu", lambda x: True)
     by_patches, used = decompositions.by_patches, []
-    monkeypatch.setattr(decompositions, "by_patches", lambda *how: used.append(how[0].shape[1]) or by_patches(*how))
+    monkeypatch.setattr(decompositions, "by_patches", lambda *given: used.append(given[0].shape[1]) or by_patches(*given))
     states = []
     for engine in ("eager", "compiled"):
         task = pictures(1)[0]
@@ -145,6 +143,6 @@ def test_steps_as_they_are_noted_down_for_a_gpu_are_the_same_steps(trunk, kind, 
         method.learn(task, fit)
         assert fit.fits[0].engine == engine
         states.append(method.state_dict())
-    assert set(used) == {3}, "of images only"
+    assert set(used) == {3}, "the convolutions of images only"
     for key, value in states[0].items():
         torch.testing.assert_close(states[1][key], value, rtol=1e-3, atol=1e-4)

@@ -1,12 +1,12 @@
-"""Weights move as `torch.optim` moves them, by the operation and by the formula that the compiler is given."""
+"""Weights move as with `torch.optim`, by the fused operations and by their decompositions for the compiler."""
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hatrack import Regime
-from hatrack.engine.decompositions import FORMULAS
-from hatrack.engine.optimizers import Optimizer, clip, fusable
+from hatrack.engine.decompositions import DECOMPOSITIONS
+from hatrack.engine.optimizers import Optimizer, can_fuse, clip
 
 TORCH = {
     "sgd": torch.optim.SGD,
@@ -16,15 +16,15 @@ TORCH = {
 }
 
 
-class Spelled(TorchDispatchMode):
-    """Puts formulas in the place of torch's operations."""
+class Decomposed(TorchDispatchMode):
+    """Replaces torch's operations by their decompositions."""
 
     count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in FORMULAS:
+        if func in DECOMPOSITIONS:
             self.count += 1
-            return FORMULAS[func](*args, **(kwargs or {}))
+            return DECOMPOSITIONS[func](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -33,22 +33,22 @@ class Spelled(TorchDispatchMode):
 def test_weights_move_as_torch_moves_them(kind, decay):
     draw = torch.Generator().manual_seed(0)
     start = [torch.randn(5, 4, generator=draw), torch.randn(4, generator=draw), torch.randn(3, generator=draw)]
-    expected, direct, spelled = ([torch.nn.Parameter(t.clone()) for t in start] for _ in range(3))
+    expected, direct, decomposed = ([torch.nn.Parameter(t.clone()) for t in start] for _ in range(3))
     regime, lr = Regime(optimizer=kind, lr=0.02, weight_decay=decay, momentum=0.8), torch.full((), 0.02)
     theirs = TORCH[kind](expected, lr=0.02, weight_decay=decay)
-    mine, other = Optimizer(regime, direct, lr), Optimizer(regime, spelled, lr)
+    mine, other = Optimizer(regime, direct, lr), Optimizer(regime, decomposed, lr)
     for _ in range(5):
         for k, shape in enumerate([(5, 4), (4,)]):  # the third has no gradient
             grad = torch.randn(shape, generator=draw)
-            for weights in (expected, direct, spelled):
+            for weights in (expected, direct, decomposed):
                 weights[k].grad = grad.clone()
         theirs.step()
         with torch.no_grad():
             mine.step()
-            with Spelled() as formulas:
+            with Decomposed() as used:
                 other.step()
-        assert formulas.count == (2 if kind in ("adam", "adamw") else 1), "the count of steps, and the update"
-    for one, two, three, old in zip(expected, direct, spelled, start, strict=True):
+        assert used.count == (2 if kind in ("adam", "adamw") else 1), "the count of steps, and the update"
+    for one, two, three, old in zip(expected, direct, decomposed, start, strict=True):
         torch.testing.assert_close(two, one, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(three, one, rtol=1e-6, atol=1e-6)
         assert torch.equal(one, old) == (len(old) == 3), "the others have moved"
@@ -95,7 +95,7 @@ def test_a_weight_that_is_a_part_of_something_larger(kind):
     """Torch's fused updates would write beside it."""
     memory = torch.ones(8, 32)
     mine, theirs = torch.nn.Parameter(memory[:, :16]), torch.nn.Parameter(torch.ones(8, 16))
-    assert not fusable(mine)
+    assert not can_fuse(mine)
     regime = Regime(optimizer=kind, lr=0.02, weight_decay=0.1, momentum=0.8)
     optimizer, expected = Optimizer(regime, [mine], torch.full((), 0.02)), TORCH[kind]([theirs], lr=0.02, weight_decay=0.1)
     for step in range(3):
@@ -108,12 +108,12 @@ def test_a_weight_that_is_a_part_of_something_larger(kind):
     assert (memory[:, 16:] == 1).all()
 
 
-def test_what_is_fused():
+def test_which_updates_are_fused():
     weight = torch.zeros(2, 3, 4, 4)
-    assert fusable(weight)
-    assert fusable(weight.contiguous(memory_format=torch.channels_last))
-    assert not fusable(weight.bfloat16())
-    assert not fusable(weight[:, :, ::2])
+    assert can_fuse(weight)
+    assert can_fuse(weight.contiguous(memory_format=torch.channels_last))
+    assert not can_fuse(weight.bfloat16())
+    assert not can_fuse(weight[:, :, ::2])
 
 
 def test_complex_weights():

@@ -1,4 +1,4 @@
-"""The rule of the step, broken on purpose in every way that the check guarantees to notice."""
+"""The rule of the step, broken on purpose in every way that the check has to find."""
 
 import random
 
@@ -188,7 +188,7 @@ def train(kind: type[Method], watch: bool) -> None:
     ],
 )
 def test_a_broken_rule_is_caught(kind, said):
-    train(kind, watch=False)  # it runs, so that only the watch can notice
+    train(kind, watch=False)  # without the check it runs
     with pytest.raises(RuleBroken, match=said):
         train(kind, watch=True)
 
@@ -198,13 +198,13 @@ def test_what_is_allowed_is_not_caught():
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand])
-def test_what_was_drawn_while_it_was_watched_is_drawn_again(draw):
+def test_what_was_drawn_within_the_check_is_drawn_again(draw):
     with pytest.raises(RuleBroken, match="from Python or numpy"), watch_step(nn.Module()):
         drawn = draw()
     assert draw() == drawn
 
 
-def test_generators_are_set_back_after_another_error_too():
+def test_generators_are_restored_after_another_error_too():
     def fails():
         random.random()
         raise ZeroDivisionError

@@ -1,4 +1,7 @@
-"""Small methods of every kind, and their logits."""
+"""Small methods of every kind, ways to train them, and their logits."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +11,7 @@ from hatrack import METHODS, Method, Network, Regime, Task, Trainer
 from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 
-# Methods that promise to leave earlier tasks alone, bit for bit
+# Methods that guarantee that earlier tasks do not change, bit for bit
 ISOLATED = ["frozen", "independent", "hat", "pmask", "packnet", "pathnet", "pnn"]
 
 
@@ -39,13 +42,25 @@ def make(name: str, tasks: list[Task], *, seed: int = 0, known: int | None = Non
 
 
 def learn(method: Method, tasks: list[Task], fit: Trainer | None = None) -> Trainer:
+    """Learn tasks one after the other; returns the trainer, which has the results of its fits."""
     fit = fit or Trainer(Regime(epochs=4, batch=16, lr=0.1))
     for task in tasks:
         method.learn(task, fit)
     return fit
 
 
+class FunctionFit:
+    """A fit of a regime that calls a function instead of training: `function(method, task, **changes)`."""
+
+    def __init__(self, function: Callable[..., Any], regime: Regime | None = None) -> None:
+        self.function, self.regime = function, regime or Regime()
+
+    def __call__(self, method: Method, task: Task, *, plain: Any = None, **changes: Any) -> Any:
+        return self.function(method, task, **changes, **({} if plain is None else {"plain": plain}))
+
+
 @torch.no_grad()
 def logits(method: Method, task: Task) -> Tensor:
+    """The logits of a method on the test images of a task."""
     method.eval()
     return method(task.test.inputs(torch.arange(len(task.test))), task.index)

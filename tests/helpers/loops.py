@@ -1,4 +1,4 @@
-"""Formulas once more, as plain loops over examples."""
+"""The Fisher diagonal as a plain loop over examples."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from hatrack.tasks.split import Split
 
 
 def loop(method: Method, split: Split, task: int, parameters: list[nn.Parameter], estimator: str = "samples") -> Tensor:
-    """The definition, one example after the other."""
+    """The Fisher diagonal by its definition, one example after the other."""
     method.eval()
     totals = [torch.zeros_like(p) for p in parameters]
     for j in range(len(split)):

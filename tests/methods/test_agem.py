@@ -8,12 +8,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from hatrack import METHODS, Network, Regime, Trainer, evaluate
-from hatrack.methods.agem import AGEM, project, some_of_each
+from hatrack.methods.agem import AGEM, draw_per_class, project
 from hatrack.networks.mlp import mlp
 from hatrack.seeds import generator, seeded
 from hatrack.tasks.split import Batch
 from hatrack.tasks.task import Task
-from tests.helpers.learning import learn, logits
+from tests.helpers.learning import FunctionFit, learn, logits
 from tests.helpers.toys import toy_tasks
 
 
@@ -108,11 +108,11 @@ def test_the_gradient_of_a_step():
     tasks = toy_tasks(4)
     agem = make_agem(tasks, reference=40)
     learn(agem, tasks[:2])
-    agem.learn(tasks[2], lambda method, task: None)  # all is set for task 2, which is not trained
+    agem.learn(tasks[2], FunctionFit(lambda method, task: None))  # prepares task 2 without training
     batch = batch_of(tasks[2], 16)
     weights = dict(agem.net.named_parameters())
     owner, reference = references(agem, 5, task=2)
-    assert set(owner.tolist()) == {0, 1}, "memory of the task itself is not asked"
+    assert set(owner.tolist()) == {0, 1}, "memory of the task itself is not used"
     square = sum(r.square().sum() for r in reference.values())
     conflicts = []
     for sign in (1, -1):
@@ -165,10 +165,10 @@ def test_what_is_remembered():
 
 def test_some_of_each_class():
     y = torch.tensor([0, 2, 0, 2, 2, 0, 2, 1])
-    chosen = some_of_each(y, 2, generator(0, "here"))
+    chosen = draw_per_class(y, 2, generator(0, "here"))
     assert y[chosen].tolist() == [0, 0, 1, 2, 2]
     assert len(set(chosen.tolist())) == 5
-    draws = {tuple(some_of_each(y, 2, generator(k, "here")).tolist()) for k in range(20)}
+    draws = {tuple(draw_per_class(y, 2, generator(k, "here")).tolist()) for k in range(20)}
     assert len(draws) > 5, "they are drawn, not the first"
 
 

@@ -94,7 +94,7 @@ def test_units_of_many_random_networks(plan):
 
 
 @pytest.mark.parametrize("name", ["attention", "a transformer's layer", "a recurrent layer", "weight norm", "spectral norm"])
-def test_networks_with_a_part_that_is_held_whole_forget_nothing(name):
+def test_networks_with_a_part_that_is_frozen_whole_forget_nothing(name):
     tasks = toy_tasks(3, shape=(1, 3, 5))
     for method in ["hat", "pmask"][: 1 if name == "weight norm" else 2]:  # a row that is masked whole has no direction
         with seeded(0, name):

@@ -59,7 +59,7 @@ def test_the_very_step_is_named(at, epoch, step, value):
     method = mine(Bursting, at=at, value=value)
     before = {key: tensor.clone() for key, tensor in method.state_dict().items()}
     fit = Trainer(Regime(epochs=5, batch=16))
-    with pytest.raises(Diverged, match=rf"^task 'toy 0', epoch {epoch}, step {step} of 4: the loss is {value}; probably"):
+    with pytest.raises(Diverged, match=rf"'toy 0', epoch {epoch}, step {step} of 4: .*{value}; probably"):
         method.learn(task, fit)
     assert fit.fits == []
     assert all(torch.equal(before[key], tensor) for key, tensor in method.state_dict().items()), "as before the fit"
@@ -68,14 +68,12 @@ def test_the_very_step_is_named(at, epoch, step, value):
 def test_the_first_loss_of_all_is_no_matter_of_the_rate():
     (task,) = toy_tasks(1)
     for what in ("stop", "halve"):
-        with pytest.raises(
-            Diverged, match="step 1 of 3: the loss is inf; no update had been made, so the learning rate is not"
-        ):
+        with pytest.raises(Diverged, match=r"step 1 of 3: .*inf; no update .*learning rate is not"):
             mine(Bursting, at=0).learn(task, Trainer(Regime(epochs=2, batch=16, on_divergence=what)))
 
 
 class Blind(Method):
-    """Trains well; when it is asked, it answers nonsense."""
+    """Trains well, but its logits in evaluation mode are not numbers."""
 
     def forward(self, x, task):
         logits = super().forward(x, task)
@@ -83,27 +81,28 @@ class Blind(Method):
 
 
 def test_a_validation_loss_that_is_not_finite_has_no_step():
-    with pytest.raises(Diverged, match=r"^task 'toy 0', epoch 1: the validation loss is nan; probably the learning rate"):
+    with pytest.raises(Diverged, match=r"'toy 0', epoch 1: .*validation.*nan; probably the learning rate"):
         mine(Blind).learn(toy_tasks(1)[0], Trainer(Regime(epochs=2, batch=16)))
 
 
 def test_the_mean_loss_of_an_epoch_is_exact():
     losses = []
 
-    class Noted(Trainer):
+    class Recording(Trainer):
         def start(self, method, task, **how):
-            course = super().start(method, task, **how)
-            step = course.step
+            loop = super().start(method, task, **how)
+            step = loop.step
 
-            def noted(index, number):
-                losses.append((step(index, number), len(index)))
-                return losses[-1][0]
+            def recorded(index, number):
+                found = step(index, number)
+                losses.append((found[number].clone(), len(index)))
+                return found
 
-            course.step = noted
-            return course
+            loop.step = recorded
+            return loop
 
     (task,) = toy_tasks(1, train=60, valid=0.0)
-    fitted = Noted(Regime(epochs=2, batch=16))(mine(Method), task)
+    fitted = Recording(Regime(epochs=2, batch=16))(mine(Method), task)
     assert [size for _, size in losses] == [16, 16, 16, 12] * 2
     for epoch, part in zip(fitted.epochs, (losses[:4], losses[4:]), strict=True):
         assert epoch.loss == math.fsum(loss.item() * size for loss, size in part) / 60
@@ -194,7 +193,7 @@ def test_momentum_bears_a_stiffer_spring(share, monkeypatch):
     if share < 1:
         assert pulled("ewc", monkeypatch, regime) < 0.01
     else:
-        with pytest.raises(Diverged, match=r"is 3\.99, and momentum needs less than 3\.8"):
+        with pytest.raises(Diverged, match=r"3\.99.*3\.8"):
             pulled("ewc", monkeypatch, regime)
 
 
@@ -209,14 +208,14 @@ def test_a_spring_that_is_not_to_blame_is_not_suspected(monkeypatch):
     )
     method.limit = 0.0
     method.fisher[3] = math.inf
-    assert method.explain_divergence(Regime()).startswith("the penalty itself is not finite")
+    assert method.explain_divergence(Regime()).startswith("the penalty")
 
 
 def test_pmask_on_weights_that_are_divided_by_their_norm():
     tasks = toy_tasks(1)
     trunk = nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(16, 12)), nn.ReLU())
     method = METHODS["pmask"](Network(trunk, [3], tasks[0].train.inputs(torch.arange(2))), c=20.0)
-    with pytest.raises(Diverged, match=r"division by 0: trunk\.1\.\S+original1 is divided by its norm.*without weight norm"):
+    with pytest.raises(Diverged, match=r"trunk\.1\.\S+original1 .*without weight norm"):
         method.learn(tasks[0], Trainer(Regime(epochs=60, batch=8)))
     assert "learning rate is too large" in make("pmask", tasks).explain_divergence(Regime())
 
@@ -249,9 +248,9 @@ def test_halving_ends_where_the_smaller_rate_would(how):
     with pytest.raises(Diverged):
         mine(Steep).learn(task, Trainer(Regime(lr=0.05, **HALVE, **how)))
     method, fit = mine(Steep), Trainer(Regime(lr=0.05, **HALVE, **how, on_divergence="halve"))
-    with pytest.warns(UserWarning, match=r"task 'toy 0', epoch \d+, step \d+ of 12: the loss is (inf|nan); it") as told:
+    with pytest.warns(UserWarning, match=r"'toy 0', epoch \d+, step \d+ of 12: .*(inf|nan)") as told:
         method.learn(task, fit)
-    assert [re.search(r"begins again with lr (\S+) \(seed 0\)", str(w.message))[1] for w in told] == ["0.025", "0.0125"]
+    assert [re.search(r"lr (\S+) \(seed 0\)", str(w.message))[1] for w in told] == ["0.025", "0.0125"]
     assert [(f.halved, len(f.epochs), f.epochs[0].lr) for f in fit.fits] == [(2, 20, 0.0125)]
     twin = mine(Steep)
     Trainer(Regime(lr=0.0125, **HALVE, **how))(twin, task, plain={twin.own: 0.025})
@@ -260,7 +259,7 @@ def test_halving_ends_where_the_smaller_rate_would(how):
     assert fit.carried[method].fits == {0: 1}, "one fit, whatever came before"
 
 
-def test_a_fit_goes_on_with_the_rate_that_it_was_halved_to(tmp_path, monkeypatch):
+def test_a_resumed_fit_continues_with_the_halved_rate(tmp_path, monkeypatch):
     (task,) = toy_tasks(1)
 
     def deadly(self, course):
@@ -292,7 +291,7 @@ def test_halving_has_an_end():
     fit = Trainer(Regime(epochs=2, batch=16, lr=1.0, on_divergence="halve"))
     with (
         pytest.warns(UserWarning, match="begins again") as told,
-        pytest.raises(Diverged, match=r"it ended so with every learning rate: 1, 0\.5, 0\.25, .*, 0\.000976562$"),
+        pytest.raises(Diverged, match=r": 1, 0\.5, 0\.25, .*, 0\.000976562$"),
     ):
         method.learn(task, fit)
     assert len(told) == HALVINGS
@@ -327,7 +326,7 @@ def stiff(seed=0, **regime):
     )
 
 
-def test_a_run_that_halves_goes_on_to_the_same_record_when_killed(tmp_path, monkeypatch):
+def test_a_killed_run_that_halved_the_rate_ends_with_the_same_record(tmp_path, monkeypatch):
     spec = stiff(on_divergence="halve")
     with pytest.warns(UserWarning, match=r"task 'digits 5-9', epoch \d"):
         whole = run(spec, tmp_path / "whole")

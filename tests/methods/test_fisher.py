@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from hatrack import Method, Network
-from hatrack.methods.parts.fisher import Squares, fisher_diagonal
+from hatrack.methods.parts.fisher import SquaredGradients, fisher_diagonal
 from hatrack.methods.parts.vectors import pieces
 from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
@@ -193,7 +193,7 @@ def test_it_is_the_mean_of_squared_gradients(name, estimator):
     for a, b, p in zip(pieces(found, parameters), pieces(expected, parameters), parameters, strict=True):
         assert (a - b).norm() <= 1e-9 * b.norm(), f"a parameter of shape {tuple(p.shape)}"
         still += [] if b.any() else [tuple(p.shape)]
-    assert still == ([(3,)] if name == "parameters used anyhow" else []), "zeros would prove nothing"
+    assert still == ([(3,)] if name == "parameters used anyhow" else []), "with zeros the test could not fail"
 
 
 @pytest.mark.parametrize(
@@ -208,14 +208,14 @@ def test_it_is_the_mean_of_squared_gradients(name, estimator):
         ("statistics of the batch", {"layer.weight", "norm.weight", "norm.bias", "head.weight", "head.bias"}, "_by_vmap"),
     ],
 )
-def test_only_what_layers_do_not_hold_needs_the_whole_network(name, others, way):
+def test_the_whole_network_is_differentiated_only_for_parameters_outside_layers(name, others, way):
     method = make(TRUNKS[name]())
-    squares = Squares(method.eval(), 0, wanted(method), toy_tasks(1)[0].train.inputs(torch.arange(3)))
+    squares = SquaredGradients(method.eval(), 0, wanted(method), toy_tasks(1)[0].train.inputs(torch.arange(3)))
     assert {n.replace("net.trunk.1.", "").replace("net.heads.0", "head") for n in squares.others} == others
     assert squares._of_others.__name__ == way
 
 
-def test_some_images_may_take_another_way():
+def test_some_images_may_take_another_branch():
     with seeded(0, "weights"):
         method = make(Choosing())
     split = toy_tasks(1, train=21)[0].train
@@ -227,7 +227,7 @@ def test_some_images_may_take_another_way():
 
 
 def test_memory_is_bounded(monkeypatch):
-    """The gradients of single examples are made for as many as there is room for, down to one."""
+    """A pass has as many examples as their gradients fit into memory, at least one."""
     split = toy_tasks(1, train=21)[0].train
     for trunk, room, rows in (
         ("residual", 770, 1),
@@ -238,8 +238,8 @@ def test_memory_is_bounded(monkeypatch):
     ):
         method = make(trunk if isinstance(trunk, nn.Module) else TRUNKS[trunk]())
         parameters = wanted(method)
-        monkeypatch.setattr("hatrack.methods.parts.fisher.ROOM", room)
-        assert Squares(method.eval(), 0, parameters, split.inputs(torch.arange(3))).rows == rows
+        monkeypatch.setattr("hatrack.methods.parts.fisher.MEMORY", room)
+        assert SquaredGradients(method.eval(), 0, parameters, split.inputs(torch.arange(3))).rows == rows
         assert difference(fisher_diagonal(method, split, 0, parameters), loop(method, split, 0, parameters)) < 1e-9
 
 
@@ -249,7 +249,7 @@ def test_one_image_is_enough():
     assert difference(fisher_diagonal(method, split, 0, parameters), loop(method, split, 0, parameters)) < 1e-9
 
 
-def test_the_head_of_the_task_is_asked():
+def test_the_head_of_the_task_is_used():
     method = make(TRUNKS["mlp"](), heads="multi")
     split, parameters = toy_tasks(1)[0].train, wanted(method, head=1)
     found = fisher_diagonal(method, split, 1, parameters)
@@ -279,7 +279,7 @@ def test_samples_are_drawn_by_the_seed():
         assert torch.equal(whole, fisher_diagonal(method, split, 0, parameters, samples=enough))
 
 
-def test_it_leaves_everything_as_it_was():
+def test_it_changes_nothing():
     for estimator in ("samples", "batches"):
         for mode in (True, False):
             method = make(TRUNKS["residual"]()).train(mode)
@@ -344,7 +344,7 @@ def test_it_is_twenty_times_as_fast_as_a_loop():
 
 
 def plain_loop(method: Method, split: Split, parameters: list[nn.Parameter]) -> list[Tensor]:
-    """As quick as a loop can be."""
+    """A loop that is as fast as possible."""
     method.eval()
     totals = [torch.zeros_like(p) for p in parameters]
     x, y = split.inputs(torch.arange(len(split))), split.y

@@ -1,4 +1,4 @@
-"""HAT against its formulas, and its promise against attempts to break it."""
+"""HAT against its formulas, and its guarantee against attempts to break it."""
 
 import math
 from dataclasses import replace
@@ -156,10 +156,10 @@ def _batch_order():
     return generator(derive(0, "task", 0, "fit", 0), "batches", 0)
 
 
-# Which weights are held
+# Which weights are frozen
 
 
-def looped_hold(hat: HAT, gates: list[torch.Tensor], protect: str) -> dict[str, torch.Tensor]:
+def frozen_by_loops(hat: HAT, gates: list[torch.Tensor], protect: str) -> dict[str, torch.Tensor]:
     """Eq. 2 weight by weight, for a trunk of linear layers 1 and 3."""
     held = {}
     sizes = {"1": 0, "3": len(hat.net.trunk[1].bias)}
@@ -179,7 +179,7 @@ def looped_hold(hat: HAT, gates: list[torch.Tensor], protect: str) -> dict[str, 
 
 @pytest.mark.parametrize("masks", ["binary", "soft"])
 @pytest.mark.parametrize("protect", ["paper", "exact"])
-def test_held_weights_follow_the_formula(masks, protect):
+def test_frozen_weights_follow_the_formula(masks, protect):
     tasks = toy_tasks(3)
     hat = make_hat(tasks, widths=(7, 6), masks=masks, protect=protect)
     draw = torch.Generator().manual_seed(1)
@@ -187,29 +187,29 @@ def test_held_weights_follow_the_formula(masks, protect):
         gates = torch.rand(13, generator=draw)
         hat.gates[t] = gates > 0.5 if masks == "binary" else gates
         hat.done[t] = True
-    hat._hold()
-    expected = looped_hold(hat, [hat.gates[t].float() for t in range(2)], protect)
-    for (name, want), held in zip(expected.items(), hat.freezes, strict=True):
-        before = held.parameter.detach().clone()
-        held.parameter.grad = torch.ones_like(before)
+    hat._freeze_used_weights()
+    expected = frozen_by_loops(hat, [hat.gates[t].float() for t in range(2)], protect)
+    for (name, want), partial in zip(expected.items(), hat.freezes, strict=True):
+        before = partial.parameter.detach().clone()
+        partial.parameter.grad = torch.ones_like(before)
         hat.edit_grads(place(0, 2), None)
-        torch.testing.assert_close(held.parameter.grad, (want < 1).float() if masks == "soft" else 1 - want, msg=name)
+        torch.testing.assert_close(partial.parameter.grad, (want < 1).float() if masks == "soft" else 1 - want, msg=name)
         with torch.no_grad():
-            held.parameter.add_(1)  # as long an update as any optimizer makes of it
+            partial.parameter.add_(1)  # as long an update as any optimizer makes of it
             hat.constrain()
-        torch.testing.assert_close(held.parameter - before, 1 - want, msg=name, rtol=0, atol=1e-6)
-        assert torch.equal(held.parameter == before, want == 1), name
+        torch.testing.assert_close(partial.parameter - before, 1 - want, msg=name, rtol=0, atol=1e-6)
+        assert torch.equal(partial.parameter == before, want == 1), name
     assert any((want == 1).any() and (want == 0).any() for want in expected.values()) or masks == "soft"
 
 
-def test_exact_protection_holds_less_than_the_paper_s():
+def test_exact_protection_freezes_less_than_the_paper_s():
     tasks = toy_tasks(3)
     counts = {}
     for protect in ("paper", "exact"):
         hat = make_hat(tasks, widths=(40, 40), protect=protect)
         learn(hat, tasks[:2])
-        hat._hold()
-        counts[protect] = sum((held.freeze.free == 0).sum().item() for held in hat.freezes)
+        hat._freeze_used_weights()
+        counts[protect] = sum((partial.freeze.free == 0).sum().item() for partial in hat.freezes)
     assert 0 < counts["exact"] < counts["paper"]
 
 
@@ -246,7 +246,7 @@ def test_gated_run_equals_a_gate_behind_every_layer():
     torch.testing.assert_close(units.run(x, gates), expected)
 
 
-# The promise
+# The guarantee
 
 
 def test_nothing_moves_under_adamw_with_tasks_added_later():
@@ -283,30 +283,30 @@ def trained_pair():
     return tasks, hat
 
 
-def test_free_weights_do_not_matter_and_held_ones_do():
+def test_free_weights_do_not_matter_and_frozen_ones_do():
     tasks, hat = trained_pair()
     before = logits(hat, tasks[0])
-    hat._hold()
+    hat._freeze_used_weights()
     hat.eval()
     hat(tasks[0].test.inputs(torch.arange(30)), 0).sum().backward()
-    for held in hat.freezes:
-        free = held.freeze.free != 0
+    for partial in hat.freezes:
+        free = partial.freeze.free != 0
         assert free.any()
         assert (~free).any()
-        assert (held.parameter.grad[free] == 0).all(), "a free weight has a gradient from the old task"
-        kept = held.parameter.detach().clone()
-        held.parameter.data = torch.where(free, 1e6, kept)
+        assert (partial.parameter.grad[free] == 0).all(), "a free weight has a gradient from the old task"
+        kept = partial.parameter.detach().clone()
+        partial.parameter.data = torch.where(free, 1e6, kept)
         assert torch.equal(before, logits(hat, tasks[0])), "moving free weights changed the old task"
-        held.parameter.data = torch.where(free, kept, kept + 1)
-        assert not torch.equal(before, logits(hat, tasks[0])), "moving held weights changed nothing"
-        held.parameter.data = kept
+        partial.parameter.data = torch.where(free, kept, kept + 1)
+        assert not torch.equal(before, logits(hat, tasks[0])), "moving frozen weights changed nothing"
+        partial.parameter.data = kept
 
 
 @pytest.mark.parametrize("poison", [math.inf, -math.inf, math.nan])
 def test_a_diverged_task_can_t_reach_the_old_one(poison):
     tasks, hat = trained_pair()
     before = logits(hat, tasks[0])
-    hat._hold()
+    hat._freeze_used_weights()
     for p in hat.net.trunk.parameters():
         p.data.fill_(poison)
     with torch.no_grad():
@@ -358,13 +358,13 @@ def test_a_network_that_is_full_still_learns_its_head():
     hat.gates[0] = True
     assert set(hat.usage().values()) == {1.0}
     before = logits(hat, tasks[0])
-    with pytest.warns(UserWarning, match="task 'toy 1' finds under 5% free in 2 of 2 layers"):
+    with pytest.warns(UserWarning, match="'toy 1' .*5% .*2 of 2 layers"):
         learn(hat, tasks[1:])
     assert torch.equal(before, logits(hat, tasks[0]))
     assert logits(hat, tasks[1]).isfinite().all()
 
 
-def test_embeddings_start_as_asked():
+def test_initial_embeddings():
     tasks = toy_tasks(2)
     normal, uniform = (make_hat(tasks, widths=(500, 500), embedding=kind) for kind in ("normal", "uniform"))
     e = torch.cat(list(normal.embeddings))
@@ -378,7 +378,7 @@ def test_embeddings_start_as_asked():
 
 
 def test_a_module_that_is_used_twice():
-    """Its second use is not passed over, and its weights are held for both."""
+    """Its second use is found, and its weights are frozen for both."""
     tasks = toy_tasks(3)
     act, layer = nn.ReLU(), nn.Linear(12, 12)
     trunk = nn.Sequential(nn.Flatten(), nn.Linear(16, 12), act, layer, act, layer, act)
@@ -436,7 +436,7 @@ def test_layers_that_the_user_froze_stay_open_and_cost_nothing():
 
 
 @pytest.mark.parametrize("masks", ["binary", "soft"])
-def test_an_interruption_after_the_fit_leaves_everything_as_it_was(masks, monkeypatch):
+def test_an_interruption_after_the_fit_is_rolled_back(masks, monkeypatch):
     tasks, others = toy_tasks(2), toy_tasks(2, seed=5)
     hat = make_hat(tasks, masks=masks)
     learn(hat, tasks)
@@ -445,7 +445,7 @@ def test_an_interruption_after_the_fit_leaves_everything_as_it_was(masks, monkey
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(type(hat.norms), "gather", interrupted)
+    monkeypatch.setattr(type(hat.norms), "recompute", interrupted)
     with pytest.raises(KeyboardInterrupt):
         hat.learn(others[0], Trainer(Regime(epochs=2, batch=16, lr=0.1)))
     for key, value in hat.state_dict().items():

@@ -12,7 +12,7 @@ from hatrack.networks.alexnet import alexnet
 from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 from hatrack.tasks.split import Batch
-from tests.helpers.learning import OPTIMIZERS, learn, logits, make
+from tests.helpers.learning import OPTIMIZERS, FunctionFit, learn, logits, make
 from tests.helpers.toys import toy_tasks
 
 
@@ -42,9 +42,9 @@ def plain_loss(net: Network, old: nn.Module | None, batch: Batch, strength: floa
 
 @pytest.mark.parametrize("heads", ["multi", "shared"])
 @pytest.mark.parametrize(
-    ("order", "held"), [((0, 1, 2), True), ((2, 0), True), ((0, 1, 0), True), ((1,), False), ((0, 0), False)]
+    ("order", "penalised"), [((0, 1, 2), True), ((2, 0), True), ((0, 1, 0), True), ((1,), False), ((0, 0), False)]
 )
-def test_the_loss_is_that_of_a_plain_loop(order, held, heads):
+def test_the_loss_is_that_of_a_plain_loop(order, penalised, heads):
     tasks = toy_tasks(3)
     method = make_lfl(tasks, heads=heads, strength=0.02)
     learn(method, [tasks[k] for k in order[:-1]])
@@ -58,9 +58,9 @@ def test_the_loss_is_that_of_a_plain_loop(order, held, heads):
         found = method.loss(batch).item()
         seen.extend([found, *(plain_loss(method.net, teacher, batch, 0.02) for teacher in (old, None))])
 
-    method.learn(tasks[order[-1]], fit)
+    method.learn(tasks[order[-1]], FunctionFit(fit))
     found, with_old, without = seen
-    assert found == pytest.approx(with_old if held else without, rel=1e-5)
+    assert found == pytest.approx(with_old if penalised else without, rel=1e-5)
     assert with_old > without + 1e-3, "the old features count"
 
 
@@ -120,7 +120,7 @@ def test_dropout_before_the_features_stays_on():
     assert torch.equal(method.net.trunk(x), method.net.trunk(x))
 
 
-def test_a_shared_head_stops_after_the_first_task():
+def test_a_shared_head_is_frozen_after_the_first_task():
     tasks = toy_tasks(3)
     for freeze in (True, False):
         method = make_lfl(tasks, heads="shared", freeze_head=freeze)
@@ -151,7 +151,7 @@ def test_heads_of_earlier_tasks_keep_their_bits(optimizer):
     ] * 2
 
 
-def test_the_teacher_stands_still_and_is_no_part_of_the_method():
+def test_the_teacher_does_not_change_and_is_no_part_of_the_method():
     tasks = toy_tasks(2)
     method = make_lfl(tasks, dropout=0.5)
     learn(method, tasks[:1])
@@ -167,12 +167,12 @@ def test_the_teacher_stands_still_and_is_no_part_of_the_method():
         assert all(p.grad is None and not p.requires_grad for p in teacher.parameters())
         assert set(method.state_dict()) == names
 
-    method.learn(tasks[1], fit)
+    method.learn(tasks[1], FunctionFit(fit))
     assert not torch.equal(before["2.weight"], method.net.trunk[2].weight)
     assert method.teacher == []
 
 
-def test_after_an_error_nothing_is_left_behind():
+def test_after_an_error_the_teacher_is_dropped():
     tasks = toy_tasks(2)
     method = make_lfl(tasks, heads="shared")
     learn(method, tasks[:1])
@@ -198,8 +198,8 @@ def test_features_of_new_images_are_kept():
 
 
 @pytest.mark.parametrize("heads", ["multi", "shared"])
-def test_a_loaded_method_goes_on_in_the_same_way(heads):
-    """The teacher needs no place of its own in a checkpoint."""
+def test_a_loaded_method_continues_in_the_same_way(heads):
+    """The teacher need not be in a checkpoint."""
     tasks = toy_tasks(3)
     method, twin = make("lfl", tasks, heads=heads), make("lfl", tasks, seed=1, heads=heads)
     learn(method, tasks[:2])

@@ -11,7 +11,7 @@ from hatrack.methods.lwf import distillation
 from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 from hatrack.tasks.split import Batch
-from tests.helpers.learning import learn, logits, make
+from tests.helpers.learning import FunctionFit, learn, logits, make
 from tests.helpers.toys import toy_tasks
 
 
@@ -74,10 +74,10 @@ def test_distillation_of_extreme_answers_is_finite():
     ((0, 1, 2), "multi", [0, 1]),
     ((2, 0, 1), "multi", [0, 2]),
     ((2, 1), "multi", [2]),
-    ((0, 1, 0), "multi", [1]),  # a task that is learned again is not held to its own old answers
+    ((0, 1, 0), "multi", [1]),  # a task that is learned again has no distillation term
     ((1,), "multi", []),
     ((0, 0), "multi", []),
-    ((0, 1, 2), "shared", [1]),  # one head, one answer, whichever task is asked
+    ((0, 1, 2), "shared", [1]),  # one head has the same output for every task
     ((2,), "shared", []),
 ])  # fmt: skip
 def test_the_loss_is_that_of_a_plain_loop(order, heads, earlier):
@@ -91,7 +91,7 @@ def test_the_loss_is_that_of_a_plain_loop(order, heads, earlier):
         seen.append((method.loss(batch).item(), plain_loss(method.net, old, batch, earlier, 0.7, 2.0)))
         seen.append((method.loss(batch).item(), plain_loss(method.net, old, batch, [], 0.7, 2.0)))
 
-    method.learn(tasks[order[-1]], fit)
+    method.learn(tasks[order[-1]], FunctionFit(fit))
     assert seen[0][0] == pytest.approx(seen[0][1], rel=1e-5)
     assert (seen[1][0] != pytest.approx(seen[1][1], rel=1e-3)) == bool(earlier), "the old answers count"
 
@@ -107,7 +107,7 @@ def test_the_first_task_is_plain_sgd():
     assert not torch.equal(logits(method, tasks[0]), logits(plain, tasks[0])), "the second is not"
 
 
-def test_the_teacher_stands_still_and_is_no_part_of_the_method():
+def test_the_teacher_does_not_change_and_is_no_part_of_the_method():
     tasks = toy_tasks(2)
     method = make_lwf(tasks, dropout=0.5)
     learn(method, tasks[:1])
@@ -130,12 +130,12 @@ def test_the_teacher_stands_still_and_is_no_part_of_the_method():
         old = teacher.trunk(first_batch(task).x)
         assert torch.equal(old, teacher.trunk(first_batch(task).x)), "no dropout"
 
-    method.learn(tasks[1], fit)
+    method.learn(tasks[1], FunctionFit(fit))
     assert not torch.equal(before["trunk.2.weight"], method.net.trunk[2].weight)
     assert method.teacher == []
 
 
-def test_after_an_error_nothing_is_left_behind():
+def test_after_an_error_the_teacher_is_dropped():
     tasks = toy_tasks(2)
     method = make_lwf(tasks)
     learn(method, tasks[:1])
@@ -146,7 +146,7 @@ def test_after_an_error_nothing_is_left_behind():
 
 
 def test_earlier_heads_learn_too():
-    """Their answers to the new images are asked for, so they move; heads of tasks to come don't."""
+    """The distillation term moves them; heads of later tasks have none."""
     tasks = toy_tasks(3)
     method = make_lwf(tasks)
     learn(method, tasks[:1])
@@ -168,8 +168,8 @@ def test_old_answers_to_new_images_are_kept():
     assert change["lwf"] < change["sgd"] / 2
 
 
-def test_a_loaded_method_goes_on_in_the_same_way():
-    """The teacher needs no place of its own in a checkpoint."""
+def test_a_loaded_method_continues_in_the_same_way():
+    """The teacher need not be in a checkpoint."""
     tasks = toy_tasks(3)
     method, twin = make("lwf", tasks), make("lwf", tasks, seed=1)
     learn(method, tasks[:2])

@@ -161,7 +161,7 @@ def test_the_penalty_is_that_of_a_plain_loop():
     method = make_mas(task, strength=0.3, trunk="convolutions and norms").eval()
     batch = task.train.take(torch.arange(6), torch.tensor(0), torch.tensor(1), 6)
     plain = F.cross_entropy(method(batch.x, 0), batch.y)
-    assert torch.equal(method.loss(batch), plain), "nothing is held before the first task is learned"
+    assert torch.equal(method.loss(batch), plain), "there is no penalty before the first task is learned"
     method.importance.uniform_()
     method.anchor.normal_()
     weights = [v for p in method.net.trunk.parameters() for v in p.flatten().tolist()]
@@ -169,7 +169,7 @@ def test_the_penalty_is_that_of_a_plain_loop():
     assert (method.loss(batch) - plain).item() == pytest.approx(0.3 * sum(s * (w - a) ** 2 for s, w, a in held))
 
 
-def test_what_is_held():
+def test_which_weights_are_penalised():
     example = toy_tasks(1)[0].train.inputs(torch.arange(2))
     trunk = mlp((1, 4, 4), widths=(6, 5), dropout=0.0, input_dropout=0.0)  # layers 1 and 3 are linear
     count = sum(p.numel() for p in trunk.parameters())
@@ -190,7 +190,7 @@ def test_what_matters_moves_less():
     assert moved[3.0] < moved[0.0] / 2
 
 
-def test_a_loaded_method_goes_on_in_the_same_way():
+def test_a_loaded_method_continues_in_the_same_way():
     tasks = toy_tasks(3)
     method, twin = make("mas", tasks), make("mas", tasks, seed=1)
     learn(method, tasks[:2])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hatrack import Network
 from hatrack.engine.rules import watch_step
-from hatrack.methods.parts.memory import Memory, Reservoir, Ring, idle, room
+from hatrack.methods.parts.memory import Memory, Reservoir, Ring, head_sizes, unused_heads
 from hatrack.networks.mlp import mlp
 from tests.helpers.toys import toy_tasks
 
@@ -149,7 +149,7 @@ def test_a_task_is_forgotten():
     assert all(task != 1 for _, _, task in kept(memory))
 
 
-def test_room_made_later_is_the_same_room():
+def test_rows_that_are_added_later_are_the_same_rows():
     early, late = Ring(2, EXAMPLE), Ring(2, EXAMPLE)
     early.grow([2, 3])
     late.grow([2])
@@ -177,7 +177,7 @@ def test_heads_that_no_task_uses():
     example = tasks[0].train.inputs(torch.arange(2))
     for heads, expected in (("multi", 2), ("shared", 0)):
         net = Network(mlp(tasks[0].shape, widths=(4,)), [3, 2, 3], example, heads=heads)
-        assert len(idle(net, {0, 2})) == expected
-        assert room(net) == ([3, 2, 3] if heads == "multi" else [3, 3, 3])
+        assert len(unused_heads(net, {0, 2})) == expected
+        assert head_sizes(net) == ([3, 2, 3] if heads == "multi" else [3, 3, 3])
     net = Network(mlp(tasks[0].shape, widths=(4,)), [3, 2, 3], example)
-    assert all(p is q for p, q in zip(idle(net, {0, 2}), net.heads[1].parameters(), strict=True))
+    assert all(p is q for p, q in zip(unused_heads(net, {0, 2}), net.heads[1].parameters(), strict=True))

@@ -212,7 +212,7 @@ def test_a_trunk_without_norms():
     net = network(nn.Flatten(), nn.Linear(32, 4))
     norms = TaskNorms(net)
     norms.reset(net, 1)
-    norms.gather(PerTask(net), 1, some_task(10).train)
+    norms.recompute(PerTask(net), 1, some_task(10).train)
     assert norms.of(1) == {}
     assert norms.state_dict() == {}
 
@@ -266,10 +266,10 @@ def test_the_state_goes_into_another_one_of_its_kind():
 # Statistics
 
 
-def test_gathered_statistics_are_those_of_the_data():
+def test_recomputed_statistics_are_those_of_the_data():
     """One batch: exactly the mean and the unbiased variance."""
     method, task = PerTask(convolutional()), some_task(BATCH)
-    method.norms.gather(method, 1, task.train)
+    method.norms.recompute(method, 1, task.train)
     h = method.net.trunk[0].double()(task.train.inputs(torch.arange(BATCH)).double()).transpose(0, 1).flatten(1).detach()
     found = method.norms.of(1)
     torch.testing.assert_close(found["1.running_mean"].double(), h.mean(1), rtol=1e-5, atol=1e-5)
@@ -281,7 +281,7 @@ def test_gathered_statistics_are_those_of_the_data():
 def test_several_batches_count_alike(count):
     """With batches of one size, the mean over them is the mean over the data; variances differ by a little only."""
     method, task = PerTask(convolutional()), some_task(count)
-    method.norms.gather(method, 2, task.train)
+    method.norms.recompute(method, 2, task.train)
     h = method.net.trunk[0].double()(task.train.inputs(torch.arange(count)).double()).transpose(0, 1).flatten(1).detach()
     found = method.norms.of(2)
     close = 1e-5 if count % BATCH == 0 or count == 2 else 0.02  # 129 + 128 images
@@ -300,21 +300,21 @@ def test_every_example_counts_once():
 
     task = some_task(700)
     method = Witness(convolutional())
-    method.norms.gather(method, 0, task.train)
+    method.norms.recompute(method, 0, task.train)
     assert [len(x) for x in seen] == [234, 233, 233]
     found, given = torch.cat(seen), task.train.inputs(torch.arange(700))
     assert torch.equal(found.flatten(1).sum(1).sort().values, given.flatten(1).sum(1).sort().values)
     assert not torch.equal(found, given), "in random order"
 
 
-def test_gathering_is_one_function_of_the_weights():
-    """What was gathered before does not matter, nor the generator of the world, which stays as it is."""
+def test_recomputed_statistics_depend_on_the_weights_only():
+    """Not on earlier statistics, nor on the global generator, which is not changed."""
     task, method, found = some_task(300), PerTask(convolutional()), []
     for start in (0.0, 5.0):
         method.norms.of(1)["1.running_mean"].fill_(start)
         torch.manual_seed(int(start))
         state = torch.get_rng_state()
-        method.norms.gather(method, 1, task.train)
+        method.norms.recompute(method, 1, task.train)
         assert torch.equal(state, torch.get_rng_state())
         found.append(method.norms.of(1)["1.running_mean"].clone())
     assert torch.equal(*found)
@@ -323,7 +323,7 @@ def test_gathering_is_one_function_of_the_weights():
 def test_a_later_norm_sees_what_an_earlier_one_makes_of_the_batch():
     net = network(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 3, 1), nn.BatchNorm2d(3), nn.Flatten())
     method, task = PerTask(net), some_task(BATCH)
-    method.norms.gather(method, 1, task.train)
+    method.norms.recompute(method, 1, task.train)
     twin = copy.deepcopy(net.trunk).double().train()
     twin[3].momentum = 1.0
     twin(task.train.inputs(torch.arange(BATCH)).double())
@@ -333,14 +333,14 @@ def test_a_later_norm_sees_what_an_earlier_one_makes_of_the_batch():
 
 
 @pytest.mark.parametrize("task", [0, 1])
-def test_gathering_leaves_everything_else_alone(task):
+def test_recomputing_changes_nothing_else(task):
     """The statistics of other tasks, of frozen norms, all weights and the mode."""
     parts = (nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten())
     method = PerTask(network(*parts, freeze="1"))
     before = copy.deepcopy(method.state_dict())
     for mode in (True, False):
         method.train(mode)
-        method.norms.gather(method, task, some_task(60).train)
+        method.norms.recompute(method, task, some_task(60).train)
         assert method.training == mode
         assert not method.net.trunk[1].training
     moved = {key for key, value in method.state_dict().items() if not torch.equal(value, before[key])}
@@ -348,26 +348,26 @@ def test_gathering_leaves_everything_else_alone(task):
     assert moved == set(own)
 
 
-def test_shared_statistics_are_gathered_as_well():
+def test_shared_statistics_are_recomputed_as_well():
     method = PerTask(convolutional(), shared=True)
-    method.norms.gather(method, 2, some_task(60).train)
+    method.norms.recompute(method, 2, some_task(60).train)
     assert not torch.equal(method.net.trunk[1].running_mean, torch.zeros(4))
 
 
-def test_a_norm_that_is_used_twice_gathers_both_uses():
+def test_statistics_of_a_norm_that_is_used_twice_are_of_both_uses():
     norm = nn.BatchNorm2d(2, affine=False)
     method = PerTask(network(norm, nn.Conv2d(2, 2, 1), norm, nn.Flatten()))
     task = some_task(3 * BATCH)
-    method.norms.gather(method, 1, task.train)
+    method.norms.recompute(method, 1, task.train)
     x = task.train.inputs(torch.arange(3 * BATCH)).double()
     h = method.net.trunk[1].double()((x - x.mean((0, 2, 3), keepdim=True)) / x.var((0, 2, 3), keepdim=True).sqrt()).detach()
     expected = (x.mean((0, 2, 3)) + h.mean((0, 2, 3))) / 2
     torch.testing.assert_close(method.norms.of(1)["0.running_mean"].double(), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_instance_norms_gather_too():
+def test_statistics_of_instance_norms_are_recomputed_too():
     method, task = PerTask(convolutional(nn.InstanceNorm2d(4, track_running_stats=True))), some_task(BATCH)
-    method.norms.gather(method, 1, task.train)
+    method.norms.recompute(method, 1, task.train)
     h = method.net.trunk[0].double()(task.train.inputs(torch.arange(BATCH)).double()).detach()
     found = method.norms.of(1)
     torch.testing.assert_close(found["1.running_mean"].double(), h.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
@@ -376,7 +376,7 @@ def test_instance_norms_gather_too():
 
 def test_one_image_has_no_statistics():
     method = PerTask(convolutional())
-    method.norms.gather(method, 1, some_task(1).train)
+    method.norms.recompute(method, 1, some_task(1).train)
     assert torch.equal(method.norms.of(1)["1.running_var"], torch.ones(4))
 
 
@@ -386,5 +386,5 @@ def test_predictions_after_gathering_are_those_of_the_batch():
     x = task.train.inputs(torch.arange(BATCH))
     with torch.no_grad():
         wanted = method.train()(x, 1)
-        method.norms.gather(method, 1, task.train)
+        method.norms.recompute(method, 1, task.train)
         torch.testing.assert_close(method.eval()(x, 1), wanted, rtol=0.01, atol=0.01)

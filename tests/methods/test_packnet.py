@@ -1,4 +1,4 @@
-"""PackNet: what is pruned, who owns it, and its promise against attempts to break it."""
+"""PackNet: what is pruned, who owns it, and its guarantee against attempts to break it."""
 
 import math
 
@@ -247,7 +247,7 @@ def test_protection_survives_a_load_that_replaces_the_parameters():
 # Giving back
 
 
-def test_a_task_that_is_learned_again_gives_up_what_nobody_else_reads():
+def test_a_task_that_is_learned_again_frees_what_no_other_task_uses():
     tasks = toy_tasks(2)
     method = make(tasks)
     learn(method, tasks, short())
@@ -297,7 +297,7 @@ def test_releasing_a_task_leaves_the_weights_that_a_later_one_reads():
     assert method.turns.tolist() == [1, 0, 0]
 
 
-def test_a_retraining_that_fails_leaves_the_method_as_it_was():
+def test_a_retraining_that_fails_is_rolled_back():
     tasks = toy_tasks(2)
     method = make(tasks, retrain_lr=1e38)
     method.retrain = 0

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from hatrack import NETWORKS, Diverged, Network, Regime, Trainer, evaluate
 from hatrack.methods.fit import EpochResult, FitResult
-from hatrack.methods.pathnet import PathNet, draw, mutated
+from hatrack.methods.pathnet import PathNet, mutated, random_path
 from tests.helpers.counting import MIXTURE, count
 from tests.helpers.learning import OPTIMIZERS, learn, logits
 from tests.helpers.toys import toy_tasks
@@ -60,7 +60,7 @@ def test_the_forward_pass_against_a_plain_loop():
 
     h = sum(torch.relu(F.conv2d(x, one(0, m, "weight"), one(0, m, "bias"), padding=1)) for m in (4, 1))
     h = sum(F.max_pool2d(torch.tanh(F.conv2d(h, one(1, m, "weight"), one(1, m, "bias"))), 2) for m in (0, 5)).flatten(1)
-    h = torch.relu(h @ one(2, 3, "weight").T + one(2, 3, "bias"))  # named twice, there once
+    h = torch.relu(h @ one(2, 3, "weight").T + one(2, 3, "bias"))  # named twice, used once
     torch.testing.assert_close(method(x, 1), h @ method.heads[1].weight.T + method.heads[1].bias)
 
 
@@ -77,7 +77,7 @@ def test_modules_differ_and_depend_on_the_seed_alone():
 
 def test_a_path_has_different_modules_in_a_layer():
     source = torch.Generator().manual_seed(0)
-    paths = torch.stack([draw(5, 3, 16, source) for _ in range(400)])
+    paths = torch.stack([random_path(5, 3, 16, source) for _ in range(400)])
     assert paths.shape == (400, 5, 3)
     assert all(len(set(genes)) == 3 for path in paths.tolist() for genes in path)
     shares = torch.bincount(paths.flatten(), minlength=16) / paths.numel()
@@ -100,21 +100,22 @@ def test_mutation():
     assert (some != path).float().sum((1, 2)).mean().item() == pytest.approx(0.8, abs=0.06)  # one in five moves by 0
 
 
-# The tournament, with a trainer that does what it is told
+# The tournament, with a fit that follows a script
 
 
 class Scripted:
-    """A `fit` that returns given validation losses, leaves a mark in the weights, and takes notes."""
+    """A fit that returns given validation losses, writes its number into the weights, and records its calls."""
 
     def __init__(self, losses, **regime):
         self.losses, self.regime, self.calls = losses, Regime(**regime), []
 
-    def __call__(self, method, task, *, epochs, lr, schedule, keep_state):
+    def __call__(self, method, task, *, plain, epochs, lr, schedule, keep_state):
         number = len(self.calls)
         trained = {name for name, p in method.named_parameters() if p.requires_grad}
         self.calls.append({"path": copy.deepcopy(method.path), "lr": lr, "epochs": epochs, "trained": trained})
         assert schedule == "constant"
-        assert not keep_state, "a candidate would go on with the other's momentum"
+        assert plain is None
+        assert not keep_state, "a candidate would continue with the other's momentum"
         with torch.no_grad():
             method.heads[task.index].bias.fill_(number)
         losses = self.losses(number)
@@ -272,7 +273,7 @@ def test_nothing_is_forgotten_with_convolutions_in_any_order(optimizer):
     assert not torch.equal(logits(method, tasks[2]), after[2])
 
 
-def test_a_task_that_is_learned_again_gives_up_its_modules():
+def test_a_task_that_is_learned_again_frees_its_modules():
     tasks = toy_tasks(2)
     method = make(classes=(3, 3))
     learn(method, tasks, trainer())
@@ -280,7 +281,7 @@ def test_a_task_that_is_learned_again_gives_up_its_modules():
     fit = Scripted(lambda number: [1 / (number + 1)], epochs=3)
     method.learn(tasks[0], fit)
     assert method.used() == kept | places(method.paths[0].tolist())
-    assert method.used(besides=0) == kept
+    assert method.used(without=0) == kept
     assert own - kept
 
 
@@ -307,12 +308,12 @@ def test_a_failure_in_the_middle_leaves_no_trace():
 def test_the_loss_on_validation_data_decides_or_without_it_that_of_training(valid):
     tasks, paths = toy_tasks(1, valid=valid, noise=1.0), []
 
-    class Noting(Trainer):
+    class Recording(Trainer):
         def __call__(self, method, task, **how):
             paths.append(copy.deepcopy(method.path))
             return super().__call__(method, task, **how)
 
-    method, fit = make(classes=(3,)), Noting(Regime(epochs=6, batch=16, lr=0.1))
+    method, fit = make(classes=(3,)), Recording(Regime(epochs=6, batch=16, lr=0.1))
     method.learn(tasks[0], fit)
     losses = [f.epochs[f.best].valid_loss if valid else f.epochs[f.best].loss for f in fit.fits]
     assert len(losses) == 6

@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hatrack import HAT, Diverged, Network, Regime, Trainer, evaluate
-from hatrack.methods.pmask import LIMIT, PMASK, _Masked, pack, unpack
+from hatrack.methods.parts.bits import pack, unpack
+from hatrack.methods.pmask import LIMIT, PMASK, _Masked
 from hatrack.networks.alexnet import alexnet
 from hatrack.networks.mlp import mlp
 from hatrack.networks.resnet import resnet18
 from hatrack.seeds import seeded
 from hatrack.tasks.split import Batch
+from tests.helpers.learning import FunctionFit
 from tests.helpers.toys import toy_tasks
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")  # the networks are tiny
@@ -46,13 +48,13 @@ def batch(task, step=2, steps=5, size=16) -> Batch:
 
 
 def within(method, task, do):
-    """Run `do` as a fit: within `learn`, after the first step would be prepared."""
+    """Call `do` with the arguments of the fit, within `learn`, and return its result."""
     found = []
 
     def fit(method, task, **how):
         found.append(do(how))
 
-    method.learn(task, fit)
+    method.learn(task, FunctionFit(fit))
     return found[0]
 
 
@@ -237,14 +239,14 @@ def test_ten_tasks_on_alexnet_take_a_bit_per_weight_and_task():
     net = Network(alexnet((3, 32, 32)), [2] * 10, torch.zeros(2, 3, 32, 32))
     method = PMASK(net)
     for task in range(10):
-        method.masks[task], method.done[task] = pack(method._start(task) > 0), True
+        method.masks[task], method.done[task] = pack(method._initial_embeddings(task) > 0), True
     extra = 8 * (bytes_of(method) - bytes_of(net))
     assert extra <= 1.1 * 10 * method.count
     assert extra >= 10 * method.count
-    assert torch.equal(method.finished(7), method._start(7) > 0)
+    assert torch.equal(method.final_gates(7), method._initial_embeddings(7) > 0)
 
 
-def test_embeddings_are_there_only_while_a_task_is_learned():
+def test_embeddings_exist_only_while_a_task_is_learned():
     tasks = toy_tasks(2)
     method = make(tasks)
     keys = method.state_dict().keys()
@@ -252,20 +254,20 @@ def test_embeddings_are_there_only_while_a_task_is_learned():
 
     def look(how):
         assert list(how["plain"]) == [method.embeddings]
-        assert torch.equal(method.finished(0), method.embeddings > 0)
+        assert torch.equal(method.final_gates(0), method.embeddings > 0)
         return method.state_dict()["embeddings"].clone()
 
     first = within(method, tasks[0], look)
     assert method.state_dict().keys() == keys
     assert method.embeddings is None
-    assert torch.equal(first, within(method, tasks[0], look)), "they begin anew, the same ones"
+    assert torch.equal(first, within(method, tasks[0], look)), "they start again from the same values"
     with pytest.raises(Diverged):
         learn(method, tasks[1:], lr=3e38, clip=0.0)
     assert method.state_dict().keys() == keys
     assert method.done.tolist() == [True, False]
 
 
-def test_the_state_in_the_middle_of_a_fit_goes_into_another_fit():
+def test_a_fit_continues_from_the_state_of_another_one():
     tasks = toy_tasks(2)
     method, twin = make(tasks), make(tasks)
     learn(method, tasks[:1])
@@ -295,11 +297,11 @@ def test_the_state_in_the_middle_of_a_fit_goes_into_another_fit():
 def test_a_task_starts_with_gates_of_its_own():
     tasks = toy_tasks(2)
     method = make(tasks)
-    assert torch.equal(method.finished(0), method._start(0) > 0)
-    assert 0.4 < method.finished(0).float().mean() < 0.6
-    assert not torch.equal(method.finished(0), method.finished(1))
-    assert not method.used().any(), "and holds nothing"
-    assert make(tasks, embedding="uniform").finished(1).all()
+    assert torch.equal(method.final_gates(0), method._initial_embeddings(0) > 0)
+    assert 0.4 < method.final_gates(0).float().mean() < 0.6
+    assert not torch.equal(method.final_gates(0), method.final_gates(1))
+    assert not method.used().any(), "and freezes nothing"
+    assert make(tasks, embedding="uniform").final_gates(1).all()
 
 
 def test_the_best_epoch_is_kept_with_its_gates():
@@ -310,7 +312,7 @@ def test_the_best_epoch_is_kept_with_its_gates():
     assert evaluate(method, tasks[0].valid).loss == pytest.approx(fitted.epochs[fitted.best].valid_loss)
 
 
-# Frozen means frozen
+# Frozen weights
 
 
 @pytest.mark.parametrize("heads", ["multi", "shared"])
@@ -432,7 +434,7 @@ def test_statistics_are_those_of_the_binary_gates():
     method = make(tasks, nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten()))
     learn(method, tasks)
     weights = [torch.where(g.view_as(w), w, 0).double() for g, w in zip(
-        method.finished(0).split([w.numel() for w in method.weights()]), method.weights(), strict=True)]  # fmt: skip
+        method.final_gates(0).split([w.numel() for w in method.weights()]), method.weights(), strict=True)]  # fmt: skip
     assert method.names == ["trunk.0.weight", "trunk.0.bias"]
     x = tasks[0].train.inputs(torch.arange(len(tasks[0].train))).double()
     h = F.conv2d(x, *weights).transpose(0, 1).flatten(1)
@@ -478,7 +480,7 @@ def test_release(heads, released):
     learn(method, tasks)
     others = [task for task in tasks if task.index != released]
     before, taken = [logits(method, task) for task in others], method.used()
-    only = method.finished(released) & ~torch.stack([method.finished(task.index) for task in others]).any(0)
+    only = method.final_gates(released) & ~torch.stack([method.final_gates(task.index) for task in others]).any(0)
     method.release(released)
     assert torch.equal(method.used(), taken & ~only)
     assert only.any()
@@ -505,13 +507,13 @@ def test_a_task_that_is_not_there():
             logits(method, tasks[0], task)
 
 
-def test_a_task_learned_again_gives_up_what_it_had():
+def test_a_task_that_is_learned_again_frees_its_weights():
     tasks = toy_tasks(2)
     method = make(tasks, c=2.5)
     learn(method, tasks)
-    old, other = method.finished(0), method.finished(1)
+    old, other = method.final_gates(0), method.final_gates(1)
     learn(method, [toy_tasks(2, seed=5)[0]], epochs=8, batch=4)
-    new = method.finished(0)
-    assert torch.equal(method.finished(1), other)
+    new = method.final_gates(0)
+    assert torch.equal(method.final_gates(1), other)
     assert torch.equal(method.used(), new | other)
     assert (old & ~new & ~other).any(), "some weights became free"

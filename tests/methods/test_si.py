@@ -138,14 +138,14 @@ def test_the_gradient_of_the_penalty_is_that_of_autograd():
     for p, g in zip(weights, plain, strict=True):
         p.grad = g.clone()
     with torch.no_grad():
-        si.edit_grads(tasks[0].train.take(torch.arange(2), torch.tensor(0), torch.tensor(1), 2))
+        si.edit_grads(tasks[0].train.take(torch.arange(2), torch.tensor(0), torch.tensor(1), 2), None)
     penalty = 0.7 * (si.importance * (values(weights) - si.anchor) ** 2).sum()
     expected = [g + p for g, p in zip(plain, torch.autograd.grad(penalty, weights), strict=True)]
     torch.testing.assert_close([p.grad for p in weights], expected)
     assert torch.equal(si.gradient, values(plain)), "the account is kept with the gradient of the plain loss"
 
 
-def test_what_is_held():
+def test_which_weights_are_penalised():
     tasks = toy_tasks(2)
     example = tasks[0].train.inputs(torch.arange(2))
     trunk = mlp(tasks[0].shape, widths=(6, 5), dropout=0.0, input_dropout=0.0)  # layers 1 and 3 are linear
@@ -184,7 +184,7 @@ def test_stiff_springs_hold_what_soft_ones_let_go():
     assert moved[3.0] < moved[0.0] / 2
 
 
-def test_a_loaded_method_goes_on_in_the_same_way():
+def test_a_loaded_method_continues_in_the_same_way():
     tasks = toy_tasks(3)
     si, twin = make("si", tasks), make("si", tasks, seed=1)
     learn(si, tasks[:2])

@@ -1,4 +1,4 @@
-"""Stable SGD: the published settings, each ingredient by itself, and what a fit is told."""
+"""Stable SGD: the published settings, each ingredient alone, and the changes that a fit is given."""
 
 import math
 
@@ -87,7 +87,7 @@ def test_every_kind_of_dropout_layer_is_set():
     assert (trunk[0].p, trunk[3][0].p) == (0.25, 0.25)
 
 
-def test_the_trainer_is_told():
+def test_the_trainer_gets_the_changes():
     """The learning rates and numbers of steps of real fits; all else is the regime's."""
     tasks = toy_tasks(3)  # 48 examples each
     method = make_stable(tasks, small_batch=9)

@@ -1,7 +1,6 @@
 """A trunk cut into stages."""
 
 import copy
-import re
 
 import pytest
 import torch
@@ -101,7 +100,7 @@ def test_what_cannot_be_cut_is_refused_in_one_line(modules, message):
 
 
 def test_a_trunk_that_is_not_sequential():
-    with pytest.raises(ValueError, match=r"the trunk \(Skip\) can't be copied layer by layer: .*nn.Sequential"):
+    with pytest.raises(ValueError, match=r"the trunk \(Skip\) .*nn.Sequential"):
         stages(Network(Skip(), [2], torch.zeros(2, 16)))
 
 
@@ -147,7 +146,7 @@ def test_a_fresh_stage_finds_its_inputs():
 
 def test_a_width_that_does_not_fit():
     net = network(nn.Linear(16, 8), nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 3, 2), nn.Flatten())
-    with pytest.raises(ValueError, match="0 and what follows it do not work with 7 units"):
+    with pytest.raises(ValueError, match=r"^0 .*7 units"):
         stages(net)[0].fresh(net.example, 7)
 
 
@@ -167,8 +166,8 @@ def test_a_head_of_the_usual_width_starts_as_the_network_s(init, heads):
 
 @pytest.mark.parametrize("task", [-1, 2])
 def test_a_task_that_is_not_there(task):
-    with pytest.raises(IndexError, match=re.escape(f"no task {task}: the network has 2")):
-        network(nn.Linear(16, 5)).known(task)
+    with pytest.raises(IndexError, match=f"no task {task}:.* 2"):
+        network(nn.Linear(16, 5)).check_task_id(task)
 
 
 def test_training_only_some():

@@ -1,1 +1,1 @@
-"""What several methods share."""
+"""Building blocks that several methods share."""

@@ -11,8 +11,15 @@ Anneal = Literal["paper", "authors"]
 
 
 def hardness(batch: Batch, smax: float, anneal: Anneal) -> Tensor:
-    """s of this batch: from 1/smax to smax within an epoch, and smax if there is only one batch. The authors' code goes by
-    the share of examples that were seen before, and so never quite reaches smax."""
+    """Return the hardness s of the gates in this batch.
+
+    Args:
+        batch: the batch.
+        smax: the hardness at the end of an epoch.
+        anneal: "paper": s grows from 1/smax in the first batch of an epoch to smax in the last one, and is smax if there is
+            only one. "authors": s follows the share of the epoch's examples before this batch, as in the authors' code, and
+            so never quite reaches smax.
+    """
     if anneal == "authors":
         share = batch.seen
     else:

@@ -1,7 +1,8 @@
-"""A network of linear layers with room for more units: what a method builds on whose network grows.
+"""Linear layers to which units can be added, for methods whose network grows.
 
-The room is there from the start and a table says since when each of its units exists, so that no shape ever changes: a
-product of another width would have other last bits, and a loaded state or a kept optimizer state would not fit.
+Memory for all units that a layer can get, its spare units, is allocated at the start, and a table says when each of them
+was added. So no shape ever changes: a matrix product of another width would round differently in its last bits, and neither
+a checkpoint nor the state of an optimizer would fit.
 """
 
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from hatrack.methods.parts.stages import Stage, stages
 from hatrack.networks.network import Network
 
-UNBORN = 32767  # the birth of a unit that does not exist
+NOT_ADDED = 32767  # in `born`: a spare unit that has not been added yet
 POINTWISE = (
     nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh,
     nn.Sigmoid, nn.Hardtanh,
@@ -21,39 +22,48 @@ POINTWISE = (
 
 
 class Layer(NamedTuple):
-    """A linear layer with all its room: its values, or a mask of them."""
+    """The weight and the bias of a linear layer with all its spare units; or two masks of these shapes."""
 
-    weight: Tensor  # (units and room, inputs and the room of the layer below)
-    bias: Tensor
+    weight: Tensor  # (units + spare, inputs + spare units of the layer below)
+    bias: Tensor  # (units + spare,)
 
 
 class ExpandableLayer(NamedTuple):
-    """The parameters of a layer: its own and those of its room (the first layer gets no new inputs, a head no outputs)."""
+    """The parameters of a layer: its original ones and those of its spare units.
+
+    The first layer has no new inputs, and a head has no new outputs.
+    """
 
     weight: nn.Parameter  # (units, inputs)
-    bias: nn.Parameter
-    columns: nn.Parameter | None  # what its units read of new units: (units, room)
-    rows: nn.Parameter | None  # what its new units read: (room, inputs and room)
-    biases: nn.Parameter | None  # of its new units
+    bias: nn.Parameter  # (units,)
+    columns: nn.Parameter | None  # from the spare units of the layer below to the original units: (units, spare)
+    rows: nn.Parameter | None  # into the spare units: (spare, inputs + spare)
+    biases: nn.Parameter | None  # of the spare units: (spare,)
 
-    def whole(self) -> Layer:
+    def join(self) -> Layer:
+        """Put all parameters together into one weight and one bias."""
         weight = self.weight if self.columns is None else torch.cat([self.weight, self.columns], 1)
         if self.rows is None or self.biases is None:
             return Layer(weight, self.bias)
         return Layer(torch.cat([weight, self.rows]), torch.cat([self.bias, self.biases]))
 
-    def cut(self, layer: Layer) -> list[tuple[nn.Parameter, Tensor]]:
-        """Every parameter with its share of a whole layer."""
+    def split(self, layer: Layer) -> list[tuple[nn.Parameter, Tensor]]:
+        """Return every parameter with its part of a joined layer: the inverse of `join`."""
         (units, inputs), (weight, bias) = self.weight.shape, layer
         new = [(self.columns, weight[:units, inputs:]), (self.rows, weight[units:]), (self.biases, bias[units:])]
         own = [(self.weight, weight[:units, :inputs]), (self.bias, bias[:units])]
-        return own + [(parameter, share) for parameter, share in new if parameter is not None]
+        return own + [(parameter, part) for parameter, part in new if parameter is not None]
 
 
 class ExpandableLayers(nn.Module):
-    """Room for `size` more units in every hidden layer of a network, empty at first."""
+    """The hidden layers and heads of a network, with spare units in every hidden layer.
 
-    born: Tensor  # (hidden layers, size): when a unit was added, in whatever the method counts
+    Args:
+        net: the network; its trunk must be a sequence of linear layers.
+        size: how many spare units every hidden layer gets.
+    """
+
+    born: Tensor  # (hidden layers, size): the time at which a spare unit was added; the method defines what time is
 
     def __init__(self, net: Network, size: int) -> None:
         super().__init__()
@@ -65,17 +75,17 @@ class ExpandableLayers(nn.Module):
         self.rows = nn.ParameterList(zeros(size, inputs + size * (level > 0)) for level, (_, inputs) in enumerate(shapes))
         self.biases = nn.ParameterList(zeros(size) for _ in shapes)
         self.tops = nn.ParameterList()  # the columns of the heads: (classes, size)
-        self.register_buffer("born", zeros(len(shapes), size, dtype=torch.int16).fill_(UNBORN))
+        self.register_buffer("born", zeros(len(shapes), size, dtype=torch.int16).fill_(NOT_ADDED))
         self.grow(net)
 
     def grow(self, net: Network) -> None:
-        """Room in every head that the network has."""
+        """Add inputs from the spare units to every head that has none yet."""
         for head in list(net.heads)[len(self.tops) :]:
             weight = head.get_parameter("weight")
             self.tops.append(nn.Parameter(weight.new_zeros(len(weight), self.size)))
 
-    def wide(self, net: Network, task: int) -> list[ExpandableLayer]:
-        """The hidden layers and the head of a task."""
+    def layers(self, net: Network, task: int) -> list[ExpandableLayer]:
+        """Return the parameters of the hidden layers and of the head of a task."""
         head = 0 if net.shared else task
         own = [*(stage.layer for stage in self.stages), net.heads[head]]
         new = zip([None, *self.columns, self.tops[head]], [*self.rows, None], [*self.biases, None], strict=True)
@@ -83,56 +93,62 @@ class ExpandableLayers(nn.Module):
             ExpandableLayer(m.get_parameter("weight"), m.get_parameter("bias"), *n) for m, n in zip(own, new, strict=True)
         ]
 
-    def seen(self, time: Tensor) -> list[Tensor]:
-        """The units of every layer that exist at this time: (units and room,)."""
+    def units_until(self, time: Tensor) -> list[Tensor]:
+        """Return a mask of the units of every layer that exist at this time: (units + spare,)."""
         exists = (self.born <= time).unbind()
         return [torch.cat([e.new_ones(stage.width), e]) for stage, e in zip(self.stages, exists, strict=True)]
 
-    def added(self, time: int) -> list[Tensor]:
-        """The units of every layer that were added at this time: (units and room,)."""
+    def units_added_at(self, time: int) -> list[Tensor]:
+        """Return a mask of the units of every layer that were added at this time: (units + spare,)."""
         added = (self.born == time).unbind()
         return [torch.cat([a.new_zeros(stage.width), a]) for stage, a in zip(self.stages, added, strict=True)]
 
-    def run(self, net: Network, x: Tensor, task: int, seen: list[Tensor]) -> Tensor:
-        """The logits of a task; units that it has not seen are 0, selected, so that not even an infinity passes."""
-        *hidden, head = [wide.whole() for wide in self.wide(net, task)]
-        for stage, layer, units in zip(self.stages, hidden, seen, strict=True):
-            x = torch.where(units, stage.after(F.linear(stage.before(x), *layer)), 0)
+    def run(self, net: Network, x: Tensor, task: int, units: list[Tensor]) -> Tensor:
+        """Compute the logits of a task with these units. The others are set to 0 by `where`, which also stops infinities."""
+        *hidden, head = [layer.join() for layer in self.layers(net, task)]
+        for stage, layer, mask in zip(self.stages, hidden, units, strict=True):
+            x = torch.where(mask, stage.after(F.linear(stage.before(x), *layer)), 0)
         return F.linear(x, *head)
 
-    def copy(self, net: Network, task: int) -> list[Layer]:
-        """The values of all layers, for reading and editing."""
-        return [Layer(*(values.detach().clone() for values in wide.whole())) for wide in self.wide(net, task)]
+    def read(self, net: Network, task: int) -> list[Layer]:
+        """Return a copy of the values of all layers, which may be edited and written back."""
+        return [Layer(*(values.detach().clone() for values in layer.join())) for layer in self.layers(net, task)]
 
     @torch.no_grad()
-    def write(self, net: Network, task: int, layers: list[Layer]) -> None:
-        for wide, layer in zip(self.wide(net, task), layers, strict=True):
-            for parameter, values in wide.cut(layer):
-                parameter.copy_(values)
+    def write(self, net: Network, task: int, values: list[Layer]) -> None:
+        """Write values of all layers into the parameters."""
+        for layer, value in zip(self.layers(net, task), values, strict=True):
+            for parameter, part in layer.split(value):
+                parameter.copy_(part)
 
-    def take(self, level: int, count: int, time: int) -> Tensor:
-        """Units of a layer's room that exist from now on, by their numbers; fewer if the room is full."""
-        places = (self.born[level] == UNBORN).nonzero().flatten()[:count]
-        self.born[level, places] = time
-        return places + self.stages[level].width
+    def add_units(self, level: int, count: int, time: int) -> Tensor:
+        """Add units to a layer, or fewer if not enough spare units are left, and return their numbers."""
+        spare = (self.born[level] == NOT_ADDED).nonzero().flatten()[:count]
+        self.born[level, spare] = time
+        return spare + self.stages[level].width
 
 
-def between(units: list[Tensor], like: list[Layer]) -> list[Layer]:
-    """Masks of the weights between these units, of their biases, and of the head that reads them."""
+def masks_between(units: list[Tensor], like: list[Layer]) -> list[Layer]:
+    """Return masks of the weights between these units, of their biases, and of the head that reads them.
+
+    Args:
+        units: a mask of the units of every hidden layer.
+        like: layers that have the shapes of the masks.
+    """
     images = torch.ones_like(like[0].weight[0], dtype=torch.bool)
     classes = torch.ones_like(like[-1].bias, dtype=torch.bool)
     pairs = zip([*units, classes], [images, *units], strict=True)
-    return [Layer(writes[:, None] & reads, writes) for writes, reads in pairs]
+    return [Layer(outputs[:, None] & inputs, outputs) for outputs, inputs in pairs]
 
 
-def beyond(masks: list[Layer], old: list[Layer]) -> list[Layer]:
-    """Of these masks what is not in the old ones; the head stays whole."""
+def masks_without(masks: list[Layer], old: list[Layer]) -> list[Layer]:
+    """Return the part of these masks that is not in the old ones; the mask of the head stays complete."""
     pairs = list(zip(masks, old, strict=True))[:-1]
     return [*(Layer(m.weight & ~o.weight, m.bias & ~o.bias) for m, o in pairs), masks[-1]]
 
 
 def _linear_stages(net: Network) -> list[Stage]:
-    """The layers of the trunk, or an error that names what can't grow."""
+    """Return the layers of the trunk, or raise an error that names a module to which no units can be added."""
     found = stages(net)
     for stage in found:
         wrong = [module for module in stage.after if type(module) not in POINTWISE]

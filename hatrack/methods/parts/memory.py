@@ -1,7 +1,7 @@
-"""Episodic memories: examples of earlier tasks, kept in tables of a fixed size as the network sees them (float32).
+"""Episodic memories: examples of earlier tasks in tables of a fixed size, preprocessed as the network sees them (float32).
 
-The tables are buffers, so a checkpoint holds them. Adding and drawing obey the rule of the step (`method.py`): every example
-of a batch is written somewhere, those that are not kept into row 0, which is never drawn.
+The tables are buffers, so that checkpoints contain them. Adding and sampling obey the rule of the step (`method.py`): every
+example of a batch is written to some row. Those that are not kept are written to row 0, which is never sampled.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from hatrack.tasks.split import TaskId
 
 
 class Examples(NamedTuple):
-    """What a memory gives back."""
+    """Examples that were sampled from a memory."""
 
     x: Tensor  # (examples, *shape)
     y: Tensor  # (examples,)
@@ -26,18 +26,18 @@ class Examples(NamedTuple):
 
 
 class Memory(nn.Module, ABC):
-    """Tables of images, labels and tasks. A kind of memory says in `_rows` where an example goes.
+    """Tables of images, labels and tasks. A subclass decides in `_rows` where an example is written.
 
     Args:
-        example: images like those that are to be kept.
+        example: images with the shape of those that will be kept.
         columns: further columns of floats, by name, with the shape of one row: `logits=(10,)`.
     """
 
     x: Tensor
     y: Tensor
     task: Tensor
-    used: Tensor  # (rows,): does this row hold an example?
-    new: Tensor  # 0-d: how many of the examples to come have not been seen before
+    used: Tensor  # (rows,): whether this row contains an example
+    new: Tensor  # 0-d: how many of the next examples have not been seen before
 
     def __init__(self, example: Tensor, **columns: Sequence[int]) -> None:
         super().__init__()
@@ -52,57 +52,81 @@ class Memory(nn.Module, ABC):
 
     @abstractmethod
     def _rows(self, y: Tensor, task: Tensor, new: Tensor) -> Tensor:
-        """The row (batch,) of every example, 0 if it is not kept; called with what is new, which comes first."""
+        """Return the row (batch,) of every example, 0 if it is not kept.
+
+        Args:
+            y: labels (batch,).
+            task: the tasks of the examples (batch,).
+            new: which examples are new (batch,); those come first, and the others are not kept.
+        """
 
     def grow(self, classes: Sequence[int]) -> None:
-        """Room for tasks of so many classes each, where a kind of memory has room for each of them. Not in a step."""
+        """Add rows for new tasks, in a memory that reserves rows for each class. Not to be called in a step.
+
+        Args:
+            classes: the number of classes of every task.
+        """
 
     def _extend(self, rows: int) -> None:
+        """Add empty rows."""
         for name in ("x", "y", "task", "used", *self.columns):
             table = self.get_buffer(name)
             setattr(self, name, torch.cat([table, table.new_zeros(rows, *table.shape[1:])]))
 
     def widen(self, column: str, width: int) -> None:
-        """Make the last dimension of a further column at least this wide, filled up with zeros. Not in a step."""
+        """Pad the last dimension of a further column with zeros to at least this width. Not to be called in a step."""
         table = self.get_buffer(column)
         setattr(self, column, F.pad(table, (0, max(0, width - table.shape[-1]))))
 
     def expect(self, count: int) -> None:
-        """The next `count` examples are new. Those after them were seen in an earlier epoch, and `add` passes them over."""
+        """Announce that the next `count` examples are new. `add` ignores those after them: they are from a later epoch."""
         self.new.fill_(count)
 
     @torch.no_grad()
     def add(self, x: Tensor, y: Tensor, task: TaskId, **more: Tensor) -> None:
-        """Offer a batch of any size, with the values of every further column. It ends as if the examples had come one by
-        one: of two for one row the later stays."""
-        place = torch.arange(len(y), device=y.device)
-        owner = task if isinstance(task, Tensor) else torch.full_like(y, task)
-        new = place < self.new
-        row = torch.where(new, self._rows(y, owner, new), 0)
+        """Offer a batch to the memory. The result is the same as if the examples came one by one.
+
+        Args:
+            x: images as the network sees them.
+            y: labels.
+            task: the task, or a tensor of tasks, one per example.
+            more: the values of every further column.
+        """
+        number = torch.arange(len(y), device=y.device)
+        tasks = task if isinstance(task, Tensor) else torch.full_like(y, task)
+        new = number < self.new
+        row = torch.where(new, self._rows(y, tasks, new), 0)
         self.new.sub_(len(y)).clamp_(min=0)
-        last = torch.where(row == row[:, None], place, 0).amax(
-            1
-        )  # all that write to one row write the same: any order will do
-        self.x[row], self.y[row], self.task[row] = x[last], y[last], owner[last]
+        # Of several examples for one row, all write the last one, so that the order of writing does not matter.
+        last = torch.where(row == row[:, None], number, 0).amax(1)
+        self.x[row], self.y[row], self.task[row] = x[last], y[last], tasks[last]
         for name in self.columns:
             self.get_buffer(name)[row] = more[name][last]
         self.used[row] = row > 0
 
     def sample(self, count: int, without: int | None = None) -> Examples:
-        """Draw with replacement from all that is kept, or from that of other tasks than one; row 0 if there is nothing."""
+        """Draw examples with replacement.
+
+        Args:
+            count: how many.
+            without: a task whose examples are not drawn.
+
+        Returns:
+            The examples; row 0, which is blank, if there are none to draw from.
+        """
         used = self.used if without is None else self.used & (self.task != without)
-        number = used.cumsum(0)  # (rows,): how many there are up to this row
+        number = used.cumsum(0)  # (rows,): how many examples there are up to this row
         drawn = (uniform(count, number.device) * number[-1]).long()
         row = torch.searchsorted(number, drawn, right=True) % len(number)
         more = {name: self.get_buffer(name)[row] for name in self.columns}
         return Examples(self.x[row], self.y[row], self.task[row], more)
 
     def forget(self, task: int) -> None:
-        """Give up what is kept of a task."""
+        """Remove the examples of a task."""
         self.used.logical_and_(self.task != task)
 
     def tasks(self) -> set[int]:
-        """Those that something is kept of. Not in a step."""
+        """Return the tasks that have examples in the memory. Not to be called in a step."""
         return set(self.task[self.used].tolist())
 
 
@@ -118,7 +142,7 @@ class Reservoir(Memory):
         self.register_buffer("seen", torch.zeros_like(self.new))
 
     def _rows(self, y: Tensor, task: Tensor, new: Tensor) -> Tensor:
-        """Example number N, from 0: slot N while there is room, then j drawn from 0..N, kept if that is a slot."""
+        """Choose the slot of example number N, from 0: N while slots are free, then j drawn from 0..N, if that is a slot."""
         number = self.seen + torch.arange(len(y), device=y.device)
         drawn = (uniform(len(y), y.device) * (number + 1)).long()
         slot = torch.where(number < self.slots, number, drawn)
@@ -127,10 +151,10 @@ class Reservoir(Memory):
 
 
 class Ring(Memory):
-    """The last `per_class` examples of every class of every task."""
+    """A ring buffer for every class of every task, which contains its last `per_class` examples."""
 
     first: Tensor  # (tasks,): the number of a task's class 0 among the classes of all tasks
-    written: Tensor  # (classes of all tasks,)
+    written: Tensor  # (classes of all tasks,): how many examples were written so far
 
     def __init__(self, per_class: int, example: Tensor, **columns: Sequence[int]) -> None:
         super().__init__(example, **columns)
@@ -145,25 +169,29 @@ class Ring(Memory):
             self._extend(count * self.per_class)
 
     def _rows(self, y: Tensor, task: Tensor, new: Tensor) -> Tensor:
-        kind = self.first[task] + y
-        before = torch.ones(len(y), len(y), dtype=torch.bool, device=y.device).tril(-1)  # [i, j]: does j come before i?
-        turn = self.written[kind] + ((kind == kind[:, None]) & before).sum(1)
-        self.written.index_add_(0, kind, new.long())
-        return 1 + kind * self.per_class + turn % self.per_class
+        label = self.first[task] + y  # among the classes of all tasks
+        before = torch.ones(len(y), len(y), dtype=torch.bool, device=y.device).tril(-1)  # [i, j]: j comes before i
+        number = self.written[label] + ((label == label[:, None]) & before).sum(1)
+        self.written.index_add_(0, label, new.long())
+        return 1 + label * self.per_class + number % self.per_class
 
 
 def uniform(count: int, device: torch.device) -> Tensor:
-    """Numbers from [0, 1) in float64: the 24 bits of float32 would favour some slots once there were a million examples."""
+    """Draw numbers from [0, 1) in float64: with the 24 bits of float32, some slots would be more likely than others after
+    millions of examples."""
     return torch.rand(count, dtype=torch.float64, device=device)
 
 
-def room(net: Network) -> list[int]:
-    """How many classes each task of a network may have."""
+def head_sizes(net: Network) -> list[int]:
+    """Return the number of classes that the head of each task has."""
     return net.classes[:1] * len(net.classes) if net.shared else net.classes
 
 
-def idle(net: Network, tasks: Collection[int]) -> list[nn.Parameter]:
-    """The heads of no task among these. A batch that mixes tasks would give them a gradient of zeros, and so to the
-    optimizer a reason to move them (weight decay, momentum); they should have none."""
+def unused_heads(net: Network, tasks: Collection[int]) -> list[nn.Parameter]:
+    """Return the parameters of all heads that belong to none of these tasks.
+
+    A batch that mixes tasks gives them a gradient of zeros, with which weight decay and momentum would still move them. So
+    they must have no gradient at all.
+    """
     heads = [] if net.shared else [head for k, head in enumerate(net.heads) if k not in tasks]
     return [parameter for head in heads for parameter in head.parameters()]

@@ -1,11 +1,15 @@
-"""A module's state at one moment, kept as buffers, so that it is part of a checkpoint but not of what is trained."""
+"""A copy of a module's state, kept as buffers: it is part of checkpoints but is not trained."""
 
 import torch
 from torch import Tensor, nn
 
 
 class Snapshot(nn.Module):
-    """`Snapshot(module)` remembers; `restore(module)` writes the same values into that module, or one like it."""
+    """A copy of the state of a module at the time of the call.
+
+    Args:
+        module: the module to copy.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -14,6 +18,7 @@ class Snapshot(nn.Module):
 
     @torch.no_grad()
     def restore(self, module: nn.Module) -> None:
-        kept: list[Tensor] = list(self.buffers())
-        for value, old in zip(module.state_dict().values(), kept, strict=True):
+        """Write the values of the snapshot into the module, or into another one with the same structure."""
+        saved: list[Tensor] = list(self.buffers())
+        for value, old in zip(module.state_dict().values(), saved, strict=True):
             value.copy_(old)

@@ -1,4 +1,4 @@
-"""A sequential trunk cut into stages, one per layer: what methods build on that make copies of a network's layers."""
+"""Split a sequential trunk into stages, one per layer, for methods that make more layers like those of the network."""
 
 import copy
 from collections.abc import Iterable, Iterator
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from hatrack.networks.network import Network
 
-LAYERS = {nn.Linear: 2, nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}  # with the dimensions of the batch they take
+LAYERS = {nn.Linear: 2, nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}  # and the number of dimensions of their inputs
 
 
 class Stage(nn.Module):
-    """One layer and the modules without parameters around it: after(layer(before(x)) + more)."""
+    """One layer and the modules without parameters around it: it computes after(layer(before(x)) + more)."""
 
     def __init__(self, name: str, before: nn.Sequential, layer: nn.Module, after: nn.Sequential) -> None:
         super().__init__()
@@ -22,18 +22,23 @@ class Stage(nn.Module):
 
     @property
     def width(self) -> int:
-        """The units or filters of its layer."""
+        """The number of units or filters of its layer."""
         return self.layer.get_parameter("weight").shape[0]
 
     def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
-        """`more` is added before the activation."""
+        """Run the stage; `more` is added to the layer's output, before the activation."""
         x = self.layer(self.before(x))
         return self.after(x if more is None else x + more)  # type: ignore[no-any-return]
 
     def fresh(self, x: Tensor, width: int) -> "Stage":
-        """A stage like this one with new weights and so many units, for inputs like x, which lie on the CPU."""
+        """Return a stage like this one with new weights.
+
+        Args:
+            x: an input, on the CPU.
+            width: the number of units of the new layer.
+        """
         before, after = copy.deepcopy((self.before, self.after))
-        inputs = before.eval()(x).shape[1]  # without dropout, which would draw random numbers
+        inputs = before.eval()(x).shape[1]  # in evaluation mode, so that dropout draws no random numbers
         stage = Stage(self.name, before, layer_like(self.layer, inputs, width), after).to(x.dtype).eval()
         try:
             stage(x)
@@ -43,7 +48,7 @@ class Stage(nn.Module):
 
 
 def layer_like(layer: Any, inputs: int, outputs: int) -> nn.Module:
-    """A new layer of the same kind, kernel and stride with other widths."""
+    """Return a new layer of the same kind, kernel and stride with other widths."""
     bias = layer.bias is not None
     if type(layer) is nn.Linear:
         return nn.Linear(inputs, outputs, bias)
@@ -53,10 +58,14 @@ def layer_like(layer: Any, inputs: int, outputs: int) -> nn.Module:
 
 
 def stages(net: Network) -> list[Stage]:
-    """The stages of a network's trunk, with the trunk's own modules in them, or an error that names what is in the way."""
+    """Split the trunk of a network into stages, which contain the trunk's own modules.
+
+    Raises:
+        ValueError: the trunk is not such a sequence; the message names the module that prevents it.
+    """
     if net.frozen or not all(p.requires_grad for p in net.trunk.parameters()):
         raise ValueError("parts of the trunk are frozen, which a method that makes new copies of its layers can't keep to")
-    groups: list[tuple[str, list[nn.Module]]] = [("", [])]  # what precedes the first layer, then one per layer
+    groups: list[tuple[str, list[nn.Module]]] = [("", [])]  # the modules before the first layer, then one group per layer
     for name, module in _leaves(net.trunk, ""):
         if type(module) in LAYERS:
             groups.append((name, [module]))
@@ -70,13 +79,13 @@ def stages(net: Network) -> list[Stage]:
         found.append(Stage(name, nn.Sequential(*before), layer, nn.Sequential(*after)))
     if not found:
         raise ValueError("the trunk has no linear or convolutional layer")
-    if not _agrees(net, found):
+    if not _compute_the_same(net, found):
         raise _refuse("", "it computes something that its modules, one after the other, do not")
     return found
 
 
 def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
-    """The modules that a sequential trunk runs, in order; named_children() would leave out the second use of one."""
+    """Return the modules that a sequential trunk runs, in order. (named_children() omits the second use of a module.)"""
     if type(module).forward is not nn.Sequential.forward:
         return [(name, module)]
     inner = [(f"{name}.{key}".lstrip("."), child) for key, child in module._modules.items() if child is not None]
@@ -84,7 +93,7 @@ def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
 
 
 def _check(stage: Stage, inputs: Tensor, seen: set[int]) -> None:
-    """Is this a layer of which copies can be made? `seen` are the parameters of the layers before it."""
+    """Raise an error if no layers like this one can be made. `seen` has the parameters of the layers before it."""
     layer, kind = stage.layer, type(stage.layer)
     if inputs.dim() != LAYERS[kind]:
         raise _refuse(stage.name, f"{kind.__name__} on inputs of {inputs.dim()} dimensions")
@@ -97,8 +106,8 @@ def _check(stage: Stage, inputs: Tensor, seen: set[int]) -> None:
 
 
 @torch.no_grad()
-def _agrees(net: Network, found: list[Stage]) -> bool:
-    """Does one stage after the other compute what the trunk computes?"""
+def _compute_the_same(net: Network, found: list[Stage]) -> bool:
+    """Return whether the stages, one after the other, compute the same as the trunk."""
     mode, x = net.trunk.training, net.example
     seen: set[int] = set()
     net.trunk.eval()
@@ -121,13 +130,13 @@ def _refuse(name: str, what: str) -> ValueError:
 
 @contextmanager
 def training_only(module: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Within it nothing of the module but these parameters takes gradients, so that no optimizer is given the others."""
+    """Let only these parameters of a module require gradients within the block, so that only they are trained."""
     before = [(p, p.requires_grad) for p in module.parameters()]
-    wanted = {id(p) for p in parameters}
+    trained = {id(p) for p in parameters}
     for parameter, _ in before:
-        parameter.requires_grad_(id(parameter) in wanted)
+        parameter.requires_grad_(id(parameter) in trained)
     try:
         yield
     finally:
-        for parameter, takes in before:
-            parameter.requires_grad_(takes)
+        for parameter, required in before:
+            parameter.requires_grad_(required)

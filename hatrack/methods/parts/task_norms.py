@@ -1,7 +1,7 @@
-"""Normalisation per task: scale, shift and running statistics of every norm of a trunk, one set for each task.
+"""Normalisation layers per task: each task has its own scale, shift and running statistics of every norm of a trunk.
 
-A norm that tasks share forgets even when every weight is frozen: its statistics follow the newest data. Every other buffer
-that a training pass writes (the vectors of a spectral norm, say) is kept per task as well.
+If tasks shared a norm, the network would forget even with all weights frozen, because the statistics follow the newest data.
+Every other buffer that a training pass writes, such as the vectors of a spectral norm, is also kept per task.
 """
 
 import copy
@@ -21,16 +21,24 @@ if TYPE_CHECKING:
     from hatrack.methods.method import Method
     from hatrack.networks.network import Network
 
-STATISTICS = {F.batch_norm: "training", F.instance_norm: "use_input_stats"}  # norms with running statistics, and the switch
-OWN = ("weight", "bias", "running_mean", "running_var")
-BATCH = 256  # examples at a time when statistics are gathered
+STATISTICS = {
+    F.batch_norm: "training",
+    F.instance_norm: "use_input_stats",
+}  # and the argument that switches to those of the batch
+ARGUMENTS = ("weight", "bias", "running_mean", "running_var")
+BATCH = 256  # examples per forward pass when statistics are recomputed
 
 
 class TaskNorms(nn.Module):
-    """The tensors of a trunk that each task has for itself: the first task the trunk's own, later ones those that lie here.
+    """The tensors of a trunk that each task has for itself.
 
-    Every set starts from the values that the trunk has now. With `shared=True` all tasks have the trunk's own.
-    `torch.func.functional_call(trunk, norms.of(task), x)` runs the trunk as that task has it.
+    The first task uses the trunk's own tensors, later ones those in this module. Every task starts from the values that the
+    trunk has when this module is made. `torch.func.functional_call(trunk, norms.of(task), x)` runs the trunk with the norms
+    of a task.
+
+    Args:
+        net: the network.
+        shared: let all tasks use the trunk's own tensors.
     """
 
     def __init__(self, net: "Network", *, shared: bool = False) -> None:
@@ -39,17 +47,17 @@ class TaskNorms(nn.Module):
         state = _tensors(net.trunk)
         self.learnt = [isinstance(state[name], nn.Parameter) for name in self.names]
         self.initial = _Set([] if shared else [nn.Buffer(state[name].detach().clone()) for name in self.names])
-        self.sets = nn.ModuleList()  # of the second task and those behind it
+        self.sets = nn.ModuleList()  # one per task, from the second task on
         self.grow(len(net.classes))
 
     def grow(self, tasks: int) -> None:
-        """A set for each of so many tasks."""
+        """Make a set of tensors for each of so many tasks."""
         while self.names and not self.shared and len(self.sets) < tasks - 1:
             pairs = zip(self.initial.tensors(), self.learnt, strict=True)
             self.sets.append(_Set([nn.Parameter(v.clone()) if learnt else nn.Buffer(v.clone()) for v, learnt in pairs]))
 
     def of(self, task: int) -> dict[str, Tensor]:
-        """What to exchange in the trunk to have it as this task has it."""
+        """Return the tensors of a task by their names in the trunk; empty if these are the trunk's own."""
         if task == 0 or self.shared or not self.names:
             return {}
         own = self.sets[task - 1]
@@ -58,19 +66,19 @@ class TaskNorms(nn.Module):
 
     @torch.no_grad()
     def reset(self, net: "Network", task: int) -> None:
-        """Give a task the values of the beginning; nothing happens to those that tasks share."""
+        """Give the tensors of a task their initial values. If tasks share them, nothing happens."""
         own = {**_tensors(net.trunk), **self.of(task)}
         for name, value in zip(() if self.shared else self.names, self.initial.tensors(), strict=True):
             own[name].copy_(value)
 
     @torch.no_grad()
-    def gather(self, method: "Method", task: int, split: Split) -> None:
-        """The running statistics of a task anew, as the plain mean over its training data in evaluation mode."""
+    def recompute(self, method: "Method", task: int, split: Split) -> None:
+        """Recompute the running statistics of a task as the plain mean over its training data, in evaluation mode."""
         tensors = {**_tensors(method.net.trunk), **self.of(task)}
         order = torch.randperm(len(split), generator=generator(method.net.seed, "statistics", task)).to(split.y.device)
         mode = method.training
         method.eval()
-        with _Gather({id(tensors[name]) for name in self.names}):
+        with _UseBatchStatistics({id(tensors[name]) for name in self.names}):
             for index in order.tensor_split(-(-len(order) // BATCH)) if self.names and len(order) > 1 else ():
                 method(split.inputs(index), task)
         method.train(mode)
@@ -89,8 +97,8 @@ class _Set(nn.Module):
         return [getattr(self, f"n{number}") for number in range(self.count)]
 
 
-class _Gather(TorchFunctionMode):
-    """Norms with these running statistics use the batch's, and the running ones become the mean of all batches."""
+class _UseBatchStatistics(TorchFunctionMode):
+    """Norms with these running statistics use those of the batch, and the running ones become the mean of all batches."""
 
     def __init__(self, own: set[int]) -> None:
         super().__init__()
@@ -100,35 +108,36 @@ class _Gather(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in STATISTICS:
             given = arguments(func, args, kwargs)
-            which = id(given.get("running_mean"))
-            if which in self.own:
-                self.calls[which] += 1
-                return func(**given | {STATISTICS[func]: True, "momentum": 1 / self.calls[which]})
+            key = id(given.get("running_mean"))
+            if key in self.own:
+                self.calls[key] += 1
+                return func(**given | {STATISTICS[func]: True, "momentum": 1 / self.calls[key]})
         return func(*args, **(kwargs or {}))
 
 
-class _Look(TorchFunctionMode):
-    """Collects the tensors that norms are given."""
+class _FindNorms(TorchFunctionMode):
+    """Collects the tensors that norms are called with."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: set[int] = set()
+        self.found: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in NORMS:
             given = arguments(func, args, kwargs)
-            self.seen |= {id(given[name]) for name in OWN if given.get(name) is not None}
+            self.found |= {id(given[name]) for name in ARGUMENTS if given.get(name) is not None}
         return func(*args, **(kwargs or {}))
 
 
 @torch.no_grad()
 def own_tensors(net: "Network") -> list[str]:
-    """The names of the trunk's tensors that every task needs for itself, but for those of parts that are frozen anyway."""
+    """Return the names of the trunk's tensors that every task needs for itself: those of norms, and buffers that a training
+    pass writes. Parts that the user froze are left out."""
     twin = copy.deepcopy(net.trunk).train()
     net.keep_frozen(twin)
     before = {name: (t, t.clone(), _version(t)) for name, t in _tensors(twin).items()}
-    with seeded(0, "norms"), _Look() as look:
-        twin(torch.cat([net.example, net.example]))  # two at least: a batch of one has no variance
+    with seeded(0, "norms"), _FindNorms() as norms:
+        twin(torch.cat([net.example, net.example]))  # at least two images: a batch of one has no variance
     after, names = _tensors(twin), []
     for name, (tensor, old, version) in before.items():
         if after.get(name) is not tensor:
@@ -136,17 +145,19 @@ def own_tensors(net: "Network") -> list[str]:
                 f"the trunk replaces its buffer {name!r} in a forward pass; let it write in place, as copy_ does"
             )
         frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
-        still = any(name == f or name.startswith(f"{f}.") for f in net.frozen)
-        written = _version(tensor) != version or not torch.equal(tensor, old)  # the same values, or by way of `.data`
-        if not frozen and not still and (id(tensor) in look.seen or written):
+        in_frozen_part = any(name == f or name.startswith(f"{f}.") for f in net.frozen)
+        # The version misses writes through `.data`, and the values miss writes of the same values.
+        written = _version(tensor) != version or not torch.equal(tensor, old)
+        if not frozen and not in_frozen_part and (id(tensor) in norms.found or written):
             names.append(name)
     return names
 
 
 def _version(tensor: Tensor) -> int:
-    """It grows with every write; tensors of the inference mode have none."""
+    """Return torch's count of writes to a tensor; tensors of the inference mode have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def _tensors(trunk: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters and buffers by name."""
     return {**dict(trunk.named_parameters()), **dict(trunk.named_buffers())}

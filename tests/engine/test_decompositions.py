@@ -1,4 +1,4 @@
-"""What the compiler is told, against what torch computes, in float64."""
+"""Decompositions against torch's own operations, in float64."""
 
 import pytest
 import torch
@@ -13,47 +13,54 @@ WIDE = torch.float64
 @pytest.mark.parametrize(("stride", "padding"), [([1, 1], [0, 0]), ([1, 1], [1, 2]), ([2, 1], [1, 2]), ([3, 2], [0, 1])])
 @pytest.mark.parametrize("last", [False, True])
 def test_a_convolution_is_a_product_with_patches(stride, padding, last, monkeypatch):
-    monkeypatch.setattr(decompositions, "few", lambda *_: True)
+    monkeypatch.setattr(decompositions, "is_few_channels", lambda *_: True)
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(6, 5, 12, 11, dtype=WIDE, generator=draw)
     x = x.contiguous(memory_format=torch.channels_last) if last else x
     weight = torch.randn(7, 5, 4, 3, dtype=WIDE, generator=draw, requires_grad=True)
     bias = torch.randn(7, dtype=WIDE, generator=draw, requires_grad=True)
     expected = F.conv2d(x, weight, bias, stride, padding)
-    how = ([1, 1], False, [0, 0], 1)
+    settings = ([1, 1], False, [0, 0], 1)
     mine = [t.detach() for t in (x, weight, bias)]
-    found = decompositions.convolution(*mine, stride, padding, *how)
+    found = decompositions.convolution(*mine, stride, padding, *settings)
     torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=1e-12)
     assert found.is_contiguous(memory_format=torch.channels_last)
     grad = torch.randn(expected.shape, dtype=WIDE, generator=draw)
     wanted = torch.autograd.grad(expected, (weight, bias), grad)
-    nothing, *given = decompositions.convolution_backward(grad, *mine[:2], [7], stride, padding, *how, [False, True, True])
+    nothing, *given = decompositions.convolution_backward(
+        grad, *mine[:2], [7], stride, padding, *settings, [False, True, True]
+    )
     assert nothing is None
     for one, two in zip(given, wanted, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
-    assert decompositions.convolution_backward(grad, *mine[:2], None, stride, padding, *how, [False, True, False])[2] is None
-    decompositions.seen.clear()
+    assert (
+        decompositions.convolution_backward(grad, *mine[:2], None, stride, padding, *settings, [False, True, False])[2]
+        is None
+    )
+    decompositions.patch_cache.clear()
 
 
-def test_patches_are_made_once_for_both_ways_and_not_mixed_up():
+def test_patches_are_cached_by_images_and_settings():
     x, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
     one = decompositions.patches(x, weight, [1, 1], [0, 0])
     assert decompositions.patches(x, weight, [1, 1], [0, 0]) is one
     assert decompositions.patches(x, weight, [2, 2], [0, 0]).shape == (2 * 9, 27)
     assert decompositions.patches(x.clone(), weight, [1, 1], [0, 0]) is not one
-    decompositions.seen.clear()
+    decompositions.patch_cache.clear()
 
 
 def test_a_narrow_product():
     x, weight = torch.randn(6, 50), torch.randn(50, 3)
-    torch.testing.assert_close(decompositions.sums(x, weight), (x.double() @ weight.double()).float(), rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(
+        decompositions.product_as_sums(x, weight), (x.double() @ weight.double()).float(), rtol=1e-6, atol=1e-5
+    )
 
 
-def test_on_a_cpu_products_stay_as_they_are():
+def test_on_a_cpu_nothing_is_decomposed():
     x, weight = torch.randn(6, 3, 8, 8), torch.randn(4, 3, 3, 3)
-    how = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    assert decompositions.convolution(x, weight, None, *how) is NotImplemented
-    assert decompositions.convolution_backward(x, x, weight, [4], *how, [False, True, True]) is NotImplemented
+    settings = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    assert decompositions.convolution(x, weight, None, *settings) is NotImplemented
+    assert decompositions.convolution_backward(x, x, weight, [4], *settings, [False, True, True]) is NotImplemented
     assert decompositions.narrow_product(torch.zeros(2), x.flatten(1), torch.randn(192, 2)) is NotImplemented
     assert decompositions.dropout(x.contiguous(memory_format=torch.channels_last), 0.2, True) is NotImplemented
     assert decompositions.max_pool_backward(x, x, [1, 1], [1, 1], [0, 0], [1, 1], False, x) is NotImplemented
@@ -64,8 +71,8 @@ def test_lists_of_tensors():
     one, two = ([t.clone() for t in draws] for _ in range(2))
     torch._foreach_mul_(one, torch.tensor(0.3))
     torch._foreach_add_(one, 2)
-    decompositions.scaled(two, torch.tensor(0.3))
-    decompositions.counted(two, 2)
+    decompositions.foreach_mul(two, torch.tensor(0.3))
+    decompositions.foreach_add(two, 2)
     assert all(map(torch.equal, one, two))
 
 
@@ -92,21 +99,21 @@ def test_norms_whose_squares_would_be_wrong_or_too_large(kind):
 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(("size", "shape"), [([2, 2], (3, 4, 7, 6)), ([3, 2], (2, 5, 7, 9)), ([1, 1], (2, 3, 4, 4))])
-def test_the_gradient_of_windows_side_by_side(size, shape, last, monkeypatch):
+def test_the_gradient_of_windows_that_do_not_overlap(size, shape, last, monkeypatch):
     monkeypatch.setattr(decompositions, "on_gpu", lambda x: True)
     x = torch.randint(0, 4, shape).double()  # equal numbers in many windows
     x = (x.contiguous(memory_format=torch.channels_last) if last else x).requires_grad_()
     out, found = F.max_pool2d(x, size, return_indices=True)
     grad = torch.randn_like(out)
     (expected,) = torch.autograd.grad(out, x, grad)
-    how = ([0, 0], [1, 1], False, found)
-    given = decompositions.max_pool_backward(grad, x.detach(), size, size, *how)
+    settings = ([0, 0], [1, 1], False, found)
+    given = decompositions.max_pool_backward(grad, x.detach(), size, size, *settings)
     assert torch.equal(given, expected)
     assert given.stride() == x.stride()
-    assert torch.equal(decompositions.max_pool_backward(grad, x.detach(), size, [], *how), expected)
+    assert torch.equal(decompositions.max_pool_backward(grad, x.detach(), size, [], *settings), expected)
 
 
-def test_windows_that_overlap_or_leave_the_image_stay_as_they_are(monkeypatch):
+def test_windows_that_overlap_or_leave_the_image_are_not_decomposed(monkeypatch):
     monkeypatch.setattr(decompositions, "on_gpu", lambda x: True)
     x = torch.randn(2, 3, 8, 8)
     for stride, padding, dilation, ceil in (

@@ -1,4 +1,4 @@
-"""Runs that take turns, on a machine without a GPU: torch.cuda by stand-ins, the CPU's generator as it is."""
+"""Interleaved runs on a machine without a GPU: torch.cuda is replaced by stand-ins, the CPU's generator is the real one."""
 
 import contextlib
 import threading
@@ -57,14 +57,14 @@ def test_each_run_draws_what_it_would_draw_alone():
 
     torch.manual_seed(7)
     outside = torch.get_rng_state()
-    together = interleaving.side_by_side([lambda n=n: run(n) for n in range(5)], CPU, 3)
+    together = interleaving.run_interleaved([lambda n=n: run(n) for n in range(5)], CPU, 3)
     assert torch.equal(torch.get_rng_state(), outside)
     for number, drawn in enumerate(together):
         torch.manual_seed(7)
         assert drawn == run(number)
 
 
-def test_one_at_a_time():
+def test_only_one_run_executes_python_at_a_time():
     at_once, most = 0, []
 
     def run():
@@ -76,7 +76,7 @@ def test_one_at_a_time():
             at_once -= 1
             interleaving.step_done()
 
-    interleaving.side_by_side([run] * 4, CPU, 4)
+    interleaving.run_interleaved([run] * 4, CPU, 4)
     assert max(most) == 1
 
 
@@ -89,15 +89,15 @@ def test_the_first_error_is_raised_and_nothing_begins_after_it():
         raise ValueError(f"run {number} is broken")
 
     with pytest.raises(ValueError, match="run 0 is broken"):
-        interleaving.side_by_side([lambda n=n: fails(n) for n in range(6)], CPU, 2)
+        interleaving.run_interleaved([lambda n=n: fails(n) for n in range(6)], CPU, 2)
     assert begun in ([0], [0, 1])
 
 
-def test_a_wait_that_fails_gives_the_turn_back_once(monkeypatch):
+def test_a_wait_that_fails_releases_the_scheduler_once(monkeypatch):
     busy, most = threading.Semaphore(1), []
 
     def fails():
-        for _ in range(5):  # until the others wait for their turns
+        for _ in range(5):  # until the others wait for the scheduler
             time.sleep(0.002)
             interleaving.step_done()
         monkeypatch.setattr(Stream, "fails", True)
@@ -111,7 +111,7 @@ def test_a_wait_that_fails_gives_the_turn_back_once(monkeypatch):
             interleaving.step_done()
 
     with pytest.raises(RuntimeError, match="CUDA error"):
-        interleaving.side_by_side([fails, goes_on, goes_on], CPU, 3)
+        interleaving.run_interleaved([fails, goes_on, goes_on], CPU, 3)
     assert all(most)
 
 
