@@ -8,6 +8,7 @@ data = "digits.npz"            # x_train, y_train, x_test, y_test; paths are rel
 classes = 10                   # optional: as many as there are labels
 mean = [0.5, 0.5, 0.5]         # optional, the two together; otherwise measured on the training images
 std = [0.25, 0.25, 0.25]
+scale = 255                    # optional, for numbers that are not bytes: they are divided by it before mean and std
 
 [[task]]
 name = "flowers"
@@ -52,6 +53,7 @@ KEYS: dict[str, schema.Check] = {
     "classes": schema.number(1, 2**31, whole=True),
     "mean": _numbers,
     "std": _numbers,
+    "scale": schema.number(1e-30, 1e30),
 }
 
 
@@ -175,9 +177,14 @@ def to_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _normal(x: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
-    """The mean and standard deviation that the file gives, or those of the training images, per channel."""
+    """Return the mean, standard deviation and scale that the file gives, or measure the first two per channel.
+
+    Where they are measured, they are in the units of the images, whatever these are: floats need not state their scale.
+    """
     if "mean" in entry:
-        return {"mean": entry["mean"], "std": entry["std"]}
+        return {"mean": entry["mean"], "std": entry["std"], "scale": entry.get("scale")}
+    floats = x.dtype != torch.uint8
+    unit: float = entry.get("scale", 1.0) if floats else 1.0
     dims = (0, 2, 3) if x.dim() == 4 else (0, 1)
     few = max(1, LARGEST // x[0].numel())  # not all of them in float64 at once
     parts = range(0, len(x), few)
@@ -185,4 +192,8 @@ def _normal(x: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
     mean = sum((scaled(x[k : k + few]).double().sum(dims, keepdim=True) for k in parts), torch.zeros(1)) / count
     square = sum(((scaled(x[k : k + few]).double() - mean).square().sum(dims) for k in parts), torch.zeros(1))
     std = (square / max(1, count - 1)).sqrt()
-    return {"mean": mean.flatten().float().tolist(), "std": std.clamp(min=1e-3).flatten().float().tolist()}
+    found = {"mean": mean / unit, "std": std.clamp(min=1e-3) / unit}
+    return {
+        **{name: value.flatten().float().tolist() for name, value in found.items()},
+        "scale": unit if floats else entry.get("scale"),
+    }
