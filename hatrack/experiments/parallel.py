@@ -30,7 +30,7 @@ from hatrack.experiments.run import Run, folder_of, run
 from hatrack.methods.divergence import Diverged
 from hatrack.text import one_line
 from hatrack.training.checkpoint import Stopped, stopping
-from hatrack.training.trainer import ProgressEvent
+from hatrack.training.progress import ProgressEvent
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LOOK = 0.2  # seconds between two looks whether the processes are to stop
