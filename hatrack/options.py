@@ -1,4 +1,4 @@
-"""Options written once: a parameter's annotation holds its help text and range, for the library and the command line.
+"""Options: a parameter's annotation has its help text and range, which the library and the command line both read.
 
 class HAT(Method):
     def __init__(self, net: Network, *, smax: Annotated[float, Option("hardness of the gates", low=1)] = 400.0): ...
@@ -18,12 +18,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Option:
-    """What the help says of a parameter, and the values it may take."""
+    """The help text of a parameter, and the values that are allowed. It stands in the parameter's annotation.
+
+    Args:
+        help: the help text.
+        low: the smallest value allowed.
+        above: values must be greater than this.
+        high: the largest value allowed.
+
+    Example:
+        >>> from typing import Annotated
+        >>> class Mine(hr.Method):
+        ...     def __init__(self, net, *, strength: Annotated[float, hr.Option("how strong it is", low=0)] = 1.0):
+        ...         super().__init__(net)
+        ...         self.options = hr.check(Mine, locals())
+        >>> Mine(hr.Network(trunk, tasks=tasks), strength=-1.0)
+        Traceback (most recent call last):
+        ValueError: strength must be at least 0, not -1.0
+    """
 
     help: str
-    low: float | None = None  # the smallest value allowed
-    above: float | None = None  # values must be greater than this
-    high: float | None = None  # the largest value allowed
+    low: float | None = None
+    above: float | None = None
+    high: float | None = None
 
 
 class Parameter(NamedTuple):
@@ -36,11 +53,12 @@ class Parameter(NamedTuple):
 
     @property
     def choices(self) -> tuple[Any, ...]:
+        """The values of a parameter that takes one of a few; empty for others."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
 
 def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """The options of a function or class: its parameters that are annotated with an `Option`."""
+    """Return the options of a function or class: its parameters that are annotated with an `Option`."""
     typed: Any = inspect.getattr_static(function, "__init__") if isinstance(function, type) else function
     hints = get_type_hints(typed, include_extras=True)
     found = {}
@@ -55,7 +73,7 @@ def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of an error message: the closest of the valid names, then all of them."""
+    """Return the end of an error message: the closest of the valid names, then all of them."""
     names = {known.casefold(): known for known in sorted(names)}
     close = difflib.get_close_matches(name.casefold(), names, n=1)
     hint = f"did you mean {names[close[0]]!r}? There are: " if close else "there are: "
@@ -63,14 +81,32 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def choose(kind: str, name: str, table: Mapping[str, T]) -> T:
-    """The entry of a table by name, or an error that names the nearest one."""
+    """Return the entry of a table by name, or raise an error that names the nearest one."""
     if name not in table:
         raise ValueError(f"no {kind} {name!r}; {nearest(name, table)}")
     return table[name]
 
 
 def check(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the options, or a ValueError for the first that is not allowed; other names are passed over."""
+    """Check the values of options.
+
+    Args:
+        function: the function or class whose parameters are annotated with an `Option`.
+        values: values by name, `locals()` for example; names that are no options are ignored.
+
+    Returns:
+        The options and their values.
+
+    Raises:
+        ValueError: for the first value that is not allowed.
+
+    Example:
+        >>> hr.check(hr.Regime, {"epochs": 20, "other": None})
+        {'epochs': 20}
+        >>> hr.check(hr.Regime, {"epochs": 0})
+        Traceback (most recent call last):
+        ValueError: epochs must be at least 1, not 0
+    """
     given = {name: parameter for name, parameter in parameters(function).items() if name in values}
     for name, parameter in given.items():
         check_value(parameter, values[name])
@@ -78,6 +114,7 @@ def check(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, 
 
 
 def check_value(parameter: Parameter, value: Any) -> None:
+    """Raise a ValueError if an option may not have this value."""
     name, option = parameter.name, parameter.option
     if not _fits(value, parameter.type):
         raise ValueError(f"{name} must be {wanted(parameter.type)}, not {value!r}")
@@ -99,6 +136,7 @@ WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 
 def wanted(kind: Any) -> str:
+    """Return what values of a type are, in words."""
     match get_origin(kind):
         case origin if origin is Literal:
             return "one of " + ", ".join(map(repr, get_args(kind)))
@@ -110,6 +148,7 @@ def wanted(kind: Any) -> str:
 
 
 def _fits(value: Any, kind: Any) -> bool:
+    """Return whether a value is of a type."""
     origin = get_origin(kind)
     if origin is Literal:
         return any(type(value) is type(choice) and value == choice for choice in get_args(kind))

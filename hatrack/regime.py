@@ -1,8 +1,8 @@
-"""How every task is trained: a Regime, and the schedule of its learning rate."""
+"""The training regime of every task, and the schedule of its learning rate."""
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, Self
 
 from hatrack.options import Option, check, parameters
@@ -17,9 +17,41 @@ BELONGS = {  # options that mean something with these choices only
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Regime:
-    """How every task is trained. The defaults are the HAT paper's: plain SGD, a rate that falls on plateaus."""
+    """How every task is trained. The defaults are the HAT paper's: plain SGD, a learning rate that falls on plateaus.
+
+    Args:
+        epochs: passes over the training set, at most.
+        batch: examples per step.
+        optimizer: "sgd", "momentum", "adam" or "adamw".
+        lr: the learning rate.
+        momentum: of the optimizer "momentum".
+        weight_decay: how strongly weights are pulled towards zero; decoupled in "adamw".
+        keep_state: keep the optimizer's state from task to task.
+        schedule: "plateau" divides lr by `factor` after `patience` epochs without a better validation loss and stops under
+            `floor`; "step" multiplies it with `gamma` every `every` epochs, "exponential" every epoch; "cosine" lets it
+            fall to 0; "constant" keeps it.
+        patience: epochs without a better validation loss before lr falls.
+        factor: what lr is divided by on a plateau.
+        floor: training stops when lr falls below this on a plateau.
+        gamma: what lr is multiplied with (step, exponential).
+        every: epochs between two steps of the schedule "step".
+        restore: end a task with the weights of its best epoch on validation data.
+        clip: the largest norm of the gradient; 0 does not clip.
+        task_lr_decay: what lr is multiplied with from task to task.
+        task_lr_floor: the decay of lr from task to task stops here.
+        task_batch_decay: what the batch size is multiplied with from task to task.
+        on_divergence: what happens when the loss is not finite: "stop", or "halve" to start the fit again with half the
+            learning rate.
+
+    Raises:
+        ValueError: if a value is not allowed.
+
+    Example:
+        >>> hr.Regime(epochs=20, optimizer="adam", lr=1e-3)
+        Regime(epochs=20, optimizer='adam', lr=0.001)
+    """
 
     epochs: Annotated[int, Option("passes over the training set, at most", low=1)] = 200
     batch: Annotated[int, Option("examples per step", low=1)] = 64
@@ -54,8 +86,18 @@ class Regime:
             if parameter.type is float:
                 object.__setattr__(self, name, float(getattr(self, name)))
 
+    def __repr__(self) -> str:
+        changed = [f"{f.name}={value!r}" for f in fields(self) if (value := getattr(self, f.name)) != f.default]
+        return f"Regime({', '.join(changed)})"
+
     def check_effect(self, given: Iterable[str], method: str, replaces: Mapping[str, str]) -> None:
-        """An error if one of these options, for which somebody chose a value, does nothing: see `Method.instead`."""
+        """Raise an error if one of these options, for which a user chose a value, has no effect.
+
+        Args:
+            given: the names of the options.
+            method: the name of the method.
+            replaces: the options that have no effect with this method, see `Method.replaces`.
+        """
         for name in given:
             if name in replaces:
                 flag, other = (word.replace("_", "-") for word in (name, replaces[name]))
@@ -65,7 +107,7 @@ class Regime:
                 raise ValueError(f"--{name} does nothing with --{of} {chosen}; it is for --{of} {' or '.join(choices)}")
 
     def at(self, task: int) -> Self:
-        """The regime of task number `task`, after the decays from task to task."""
+        """Return the regime of task number `task`, after the decays from task to task."""
         lr = self.lr * self.task_lr_decay**task
         return replace(
             self,
@@ -74,7 +116,7 @@ class Regime:
         )
 
     def lr_at(self, epoch: int) -> float:
-        """The schedules that the epoch alone decides."""
+        """Return the learning rate of an epoch, for schedules that depend on nothing else."""
         match self.schedule:
             case "step":
                 return self.lr * self.gamma ** (epoch // self.every)
@@ -87,14 +129,19 @@ class Regime:
 
     @property
     def steepest(self) -> float:
-        """The curvature of a loss from which on steps overshoot further and further; Adam's are as long at any."""
+        """The largest curvature of a loss at which gradient steps still converge; it has no bound for Adam, whose steps do
+        not grow with the gradient."""
         if self.optimizer in ("adam", "adamw"):
             return math.inf
         return 2 * (1 + (self.momentum if self.optimizer == "momentum" else 0)) / self.lr
 
 
 class LRSchedule:
-    """The learning rate from epoch to epoch, and when to stop."""
+    """Decides the learning rate of every epoch, and when to stop.
+
+    Args:
+        regime: the regime, whose fields `lr`, `schedule` and those that belong to it are used.
+    """
 
     def __init__(self, regime: Regime) -> None:
         self.regime, self.lr, self.patience = regime, regime.lr, regime.patience
@@ -118,7 +165,7 @@ class LRSchedule:
         return better
 
     def state(self) -> dict[str, Any]:
-        """Everything that later epochs depend on, under the names that saved states have."""
+        """Return everything that later epochs depend on, under the names that saved states have."""
         return {"lr": self.lr, "patience": self.patience, "lowest": self.lowest, "over": self.finished}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

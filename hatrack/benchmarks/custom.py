@@ -8,6 +8,7 @@ data = "digits.npz"            # x_train, y_train, x_test, y_test; paths are rel
 classes = 10                   # optional; otherwise the largest label + 1
 mean = [0.5, 0.5, 0.5]         # optional, both or none; otherwise measured on the training images
 std = [0.25, 0.25, 0.25]
+scale = 255                    # optional, for numbers that are not bytes: they are divided by it before mean and std
 
 [[task]]
 name = "flowers"
@@ -52,6 +53,7 @@ KEYS: dict[str, schema.Check] = {
     "classes": schema.number(1, 2**31, whole=True),
     "mean": _numbers,
     "std": _numbers,
+    "scale": schema.number(1e-30, 1e30),
 }
 
 
@@ -194,9 +196,14 @@ def resize_images(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _mean_and_std(x: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return the mean and standard deviation in the file, or else those of the training images, per channel."""
+    """Return the mean, standard deviation and scale that the file gives, or measure the first two per channel.
+
+    Where they are measured, they are in the units of the images, whatever these are: floats need not state their scale.
+    """
     if "mean" in entry:
-        return {"mean": entry["mean"], "std": entry["std"]}
+        return {"mean": entry["mean"], "std": entry["std"], "scale": entry.get("scale")}
+    floats = x.dtype != torch.uint8
+    unit: float = entry.get("scale", 1.0) if floats else 1.0
     dims = (0, 2, 3) if x.dim() == 4 else (0, 1)
     batch = max(1, LARGEST // x[0].numel())  # so that not all images are in float64 at the same time
     parts = range(0, len(x), batch)
@@ -204,4 +211,8 @@ def _mean_and_std(x: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
     mean = sum((scaled(x[k : k + batch]).double().sum(dims, keepdim=True) for k in parts), torch.zeros(1)) / count
     square = sum(((scaled(x[k : k + batch]).double() - mean).square().sum(dims) for k in parts), torch.zeros(1))
     std = (square / max(1, count - 1)).sqrt()
-    return {"mean": mean.flatten().float().tolist(), "std": std.clamp(min=1e-3).flatten().float().tolist()}
+    found = {"mean": mean / unit, "std": std.clamp(min=1e-3) / unit}
+    return {
+        **{name: value.flatten().float().tolist() for name, value in found.items()},
+        "scale": unit if floats else entry.get("scale"),
+    }

@@ -18,7 +18,7 @@ from hatrack.experiments.signals import stop_by_signal
 from hatrack.experiments.worker_pool import Outcome, WorkerPool
 from hatrack.methods.divergence import Diverged
 from hatrack.training.checkpoint import Stopped, stopping
-from hatrack.training.trainer import ProgressEvent
+from hatrack.training.progress import ProgressEvent
 
 Show = Callable[[float, str], None]  # how much of a run is done, and a line that says where it stands
 

@@ -1,4 +1,4 @@
-"""What a person sees while runs go on: a bar on a terminal, and otherwise, in a log, a line now and then."""
+"""Progress while runs go on: a bar on a terminal; elsewhere, in a log, one line a minute."""
 
 import sys
 import time
@@ -8,15 +8,17 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
 from hatrack.experiments.run import Run
-from hatrack.training.trainer import ProgressEvent
+from hatrack.training.progress import ProgressEvent
 
 EVERY = 60.0  # seconds between two lines in a log
+BAR = 10  # columns of the bar
 
 
 def describe(spec: Run, event: ProgressEvent) -> tuple[float, str]:
-    """How much of a run is done, and a line that says where it stands."""
+    """Return the share of a run that is done, and a line with its method, seed, task, epoch, loss and accuracy."""
     task, tasks, regime, result = event
     last = result.epochs[-1]
     accuracy = "" if last.valid_accuracy is None else f", accuracy {last.valid_accuracy:.1%}"
@@ -26,19 +28,26 @@ def describe(spec: Run, event: ProgressEvent) -> tuple[float, str]:
 
 
 class Display:
-    """A bar over all runs, with the task, epoch, loss and accuracy of the one that moved last, and the time left.
-    Where there is no terminal, a line now and then."""
+    """A bar over all runs, with the line of the run that reported last, the time spent and the time left.
+
+    If the terminal is narrow, the line is cut; the bar and the times stay visible. Without a terminal it is one line every
+    `EVERY` seconds.
+
+    Args:
+        runs: how many runs there are.
+    """
 
     def __init__(self, runs: int) -> None:
         console = Console(stderr=True)
         self.bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            SpinnerColumn(table_column=Column(width=1)),
+            TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            BarColumn(BAR, table_column=Column(width=BAR)),
+            TimeElapsedColumn(table_column=Column(width=8)),
+            TextColumn("left", table_column=Column(width=4)),
+            TimeRemainingColumn(table_column=Column(width=8)),
             console=console,
+            expand=True,
             disable=not console.is_terminal,
             transient=True,
         )
@@ -54,12 +63,12 @@ class Display:
         self.bar.stop()
 
     def show(self, number: int, done: float, text: str) -> None:
-        """Run `number` stands here now; an empty text leaves the line as it is."""
+        """Show how much of run `number` is done; an empty text leaves the line as it is."""
         self.done[number] = done
         self.bar.update(self.line, completed=sum(self.done), description=text or None)
         now = time.monotonic()
         if self.bar.disable and text and now - self.said >= EVERY:
             self.said = now
             line = f"hatrack: {sum(self.done) / len(self.done):.0%} after {(now - self.began) / 60:.0f} min; {text}"
-            with suppress(OSError, ValueError):  # a log that can't be written ends no run
+            with suppress(OSError, ValueError):  # a log that cannot be written must not end a run
                 print(" ".join(line.split()), file=sys.stderr, flush=True)

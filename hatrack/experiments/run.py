@@ -37,7 +37,8 @@ from hatrack.tasks.device import all_to_device
 from hatrack.tasks.split import Split
 from hatrack.tasks.task import Task
 from hatrack.training.checkpoint import Stopped, stopping
-from hatrack.training.trainer import Progress, Trainer
+from hatrack.training.progress import Progress
+from hatrack.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def run(
         return record
     if stopping.is_set():
         raise Stopped("stopped before the next run")
-    trainer = Trainer(spec.regime, seed=spec.seed, progress=progress, engine=engine)
+    trainer = Trainer(spec.regime, seed=spec.seed, progress=progress or False, engine=engine)
     with precision_scope(precision, torch.device(device)), ExitStack() as open_files:
         began = time.perf_counter()
         tasks, method = build(spec, device)  # what is wrong with a run shows here, before anything is written

@@ -1,4 +1,4 @@
-"""How well a method does on a data set: loss and accuracy, with and without a task id."""
+"""The loss and the accuracy of a method on a data set, with and without a task id."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hatrack.methods.method import Method
+from hatrack.tasks.device import split_to_device
 from hatrack.tasks.split import Split
 from hatrack.tasks.task import Task
 
@@ -15,18 +16,23 @@ BATCH = 1000  # images per forward pass
 
 
 class Score(NamedTuple):
-    """What `evaluate` returns."""
+    """What `evaluate` returns.
 
-    loss: float  # mean cross-entropy
-    accuracy: float  # share of the images that are classified correctly
+    Attributes:
+        loss: the mean cross-entropy.
+        accuracy: the share of the images that are classified correctly.
+    """
+
+    loss: float
+    accuracy: float
 
 
 class Evaluation:
-    """Evaluates a method on a data set, again and again.
+    """Evaluates a method on a data set, as often as it is called.
 
     Args:
         method: the method.
-        split: the data set.
+        split: the data set, on the device of the method.
         wrap: applied once to the function that adds up a batch; a trainer records it here.
         wait: called before the result is read from the device.
     """
@@ -45,6 +51,7 @@ class Evaluation:
         self.add: Callable[[Tensor], Tensor] = wrap(self._add) if wrap else self._add
 
     def _add(self, index: Tensor) -> Tensor:
+        """Add the loss and the number of correct answers of a batch to the total."""
         task = self.split.task if isinstance(self.split.task, int) else self.split.task[index]
         logits, y = self.method(self.split.inputs(index), task), self.split.y[index]
         self.total[0] += F.cross_entropy(logits, y, reduction="sum")
@@ -53,7 +60,7 @@ class Evaluation:
 
     @torch.no_grad()
     def __call__(self) -> Score:
-        """Mean cross-entropy and accuracy, in evaluation mode; the device is waited for once."""
+        """Return mean cross-entropy and accuracy, in evaluation mode; the device is waited for once."""
         mode = self.method.training
         self.method.eval()
         self.total.zero_()
@@ -66,23 +73,44 @@ class Evaluation:
         return Score(loss, right)
 
     def forget_recording(self) -> None:
-        """Give back the memory of what `wrap` recorded."""
+        """Free the memory of what `wrap` recorded."""
         self.add = self._add
 
 
 def evaluate(method: Method, split: Split) -> Score:
-    """Mean cross-entropy and accuracy, in evaluation mode."""
+    """Evaluate a method on a data set.
+
+    Args:
+        method: the method; it is evaluated in evaluation mode and left in the mode it was in.
+        split: the `test`, `valid` or `train` part of a task; it is brought to the device of the method.
+
+    Returns:
+        The mean cross-entropy and the accuracy, as `loss` and `accuracy`.
+
+    Example:
+        >>> method = hr.HAT(hr.Network(trunk, tasks=tasks))
+        >>> result = method.learn(tasks[0], hr.Trainer(hr.Regime(epochs=2)))
+        >>> score = hr.evaluate(method, tasks[0].test)
+        >>> 0 <= score.accuracy <= 1
+        True
+    """
     if isinstance(split, Task):
         raise ValueError("evaluate takes a part of a task: its .test, .valid or .train")
-    return Evaluation(method, split)()
+    return Evaluation(method, split_to_device(split, method.net.example.device))()
 
 
 @torch.no_grad()
 def without_task_id(method: Method, split: Split, tasks: Sequence[int]) -> float:
-    """The accuracy when nobody says which of `tasks` an example belongs to: the best of all their classes is the answer.
+    """Return the accuracy if it is unknown which of `tasks` an example belongs to: the class with the largest logit wins.
 
-    With a shared head the tasks' answers mean the same classes, so only the class has to be right.
+    With a shared head the outputs of all tasks mean the same classes, so only the class has to be right.
+
+    Args:
+        method: the method.
+        split: the data set of one task; it is brought to the device of the method.
+        tasks: the numbers of the tasks to choose from.
     """
+    split = split_to_device(split, method.net.example.device)
     assert isinstance(split.task, int)
     mode = method.training
     method.eval()

@@ -1,7 +1,7 @@
-"""What a method trains with, and what comes out: Fit, FitResult and LearnResult."""
+"""What a method trains with, and its results: Fit, FitResult and LearnResult."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
 
 class EpochResult(NamedTuple):
-    """What an epoch came to; a record keeps these as curves. The validation values are None without validation data."""
+    """The result of one epoch; a record keeps these as curves.
+
+    Attributes:
+        lr: the learning rate.
+        loss: the mean training loss.
+        valid_loss: the mean loss on validation data; None if there is none.
+        valid_accuracy: the accuracy on validation data; None if there is none.
+    """
 
     lr: float
     loss: float
@@ -23,17 +30,56 @@ class EpochResult(NamedTuple):
 
 @dataclass
 class FitResult:
-    """What a fit came to."""
+    """The result of one fit: what `Fit` returns.
+
+    Attributes:
+        task: the number of the task.
+        epochs: the result of every epoch.
+        best: the epoch whose weights were kept, counted from 0.
+        engine: how the steps ran: "eager", "compiled" or "recorded".
+        halved: how often the fit diverged and started again with half the learning rate.
+
+    Example:
+        >>> method = hr.Method(hr.Network(trunk, tasks=tasks))
+        >>> result = hr.Trainer(hr.Regime(epochs=2))(method, tasks[0])
+        >>> result
+        FitResult(task 0, 2 epochs, best epoch ..., validation accuracy ...%)
+        >>> [epoch.lr for epoch in result.epochs]
+        [0.05, 0.05]
+    """
 
     task: int
     epochs: list[EpochResult] = field(default_factory=list)
-    best: int = 0  # the epoch whose weights were kept, counted from 0
-    engine: str = "eager"  # how the steps ran
-    halved: int = 0  # how often the fit diverged and began again with half the learning rate
+    best: int = 0
+    engine: str = "eager"
+    halved: int = 0
+
+    def __repr__(self) -> str:
+        best = self.epochs[self.best] if self.best < len(self.epochs) else None
+        said = f"task {self.task}, {_count(len(self.epochs), 'epoch')}" + (f", best epoch {self.best + 1}" if best else "")
+        accuracy = None if best is None else best.valid_accuracy
+        return f"FitResult({said}{'' if accuracy is None else f', validation accuracy {accuracy:.1%}'})"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 class Fit(Protocol):
-    """Trains a method on a task: the `fit` that `learn_task` is given. A `Trainer` is one."""
+    """Trains a method on a task: the `fit` that `Method.learn_task` is given. A `Trainer` is one.
+
+    Attributes:
+        regime: how every task is trained.
+
+    Example:
+        >>> class TwoStages(hr.Method):
+        ...     def learn_task(self, task: hr.Task, fit: hr.Fit) -> None:
+        ...         first = fit(self, task)
+        ...         fit(self, task, epochs=len(first.epochs), lr=fit.regime.lr / 10)
+        >>> result = TwoStages(hr.Network(trunk, tasks=tasks)).learn(tasks[0], hr.Trainer(hr.Regime(epochs=2)))
+        >>> result.epochs
+        4
+    """
 
     @property
     def regime(self) -> Regime:
@@ -52,18 +98,25 @@ class Fit(Protocol):
             changes: fields of the regime, for this fit alone: `fit(self, task, epochs=5, lr=0.01)`.
 
         Returns:
-            What the fit came to. The method has its best weights on validation data, or its last if there is none.
+            The result of the fit. The method has its best weights on validation data, or its last if there is none.
         """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LearnResult:
-    """What `Method.learn` returns.
+    """The result of learning a task: what `Method.learn` returns.
 
     Attributes:
         task: the name of the task.
         fits: the result of every fit, in order; methods that prune or merge have several, `random` none.
         usage: the share of every layer that finished tasks have taken; empty if the method takes nothing.
+
+    Example:
+        >>> result = hr.HAT(hr.Network(trunk, tasks=tasks)).learn(tasks[0], hr.Trainer(hr.Regime(epochs=2)))
+        >>> print(result)
+        learned 'digits' in 2 epochs, validation accuracy ...% (epoch ...), ...% of the capacity taken
+        >>> result.epochs, len(result.fits)
+        (2, 1)
     """
 
     task: str
@@ -91,15 +144,30 @@ class LearnResult:
         """The share of the network that finished tasks have taken, the mean over its layers."""
         return sum(self.usage.values()) / len(self.usage) if self.usage else None
 
+    def __repr__(self) -> str:
+        return f"LearnResult({self})"
+
     def __str__(self) -> str:
-        said = f"learned {self.task!r} in {self.epochs} epochs"
+        said = f"learned {self.task!r} in {_count(self.epochs, 'epoch')}"
         said += "" if self.valid_accuracy is None else f", validation accuracy {self.valid_accuracy:.1%}"
         said += f" (epoch {self.best_epoch})" if self.best_epoch else ""
         return said + ("" if self.capacity is None else f", {self.capacity:.0%} of the capacity taken")
 
 
+@runtime_checkable
+class TaskObserver(Protocol):
+    """A fit that is also told of every task that has been learned, to show it. A `Trainer` is one; no fit has to be."""
+
+    def end_task(self, result: LearnResult) -> None:
+        """Take note of the result of a task."""
+
+
 class CountedFit:
-    """A fit that remembers its results."""
+    """A fit that keeps its results.
+
+    Args:
+        fit: what trains.
+    """
 
     def __init__(self, fit: Fit) -> None:
         self.fit = fit
@@ -112,5 +180,13 @@ class CountedFit:
     def __call__(
         self, method: "Method", task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any
     ) -> FitResult:
+        """Train as `fit` does, and keep the result."""
         self.results.append(self.fit(method, task, plain=plain, **changes))
         return self.results[-1]
+
+    def end_task(self, task: Task, usage: dict[str, float]) -> LearnResult:
+        """Return the result of the task whose fits these were, and tell the fit of it if it wants to know."""
+        result = LearnResult(task.name, self.results, usage)
+        if isinstance(self.fit, TaskObserver):
+            self.fit.end_task(result)
+        return result

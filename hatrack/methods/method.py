@@ -1,4 +1,4 @@
-"""A method is one class in one file. This is the base class of all: plain sequential SGD, with five places to change it.
+"""The base class of all methods: plain sequential SGD, with five places to change it. A method is one class in one file.
 
 The rule of the step. `loss`, `edit_grads` and `constrain` run inside the training step. There, Python may depend on the
 task but never on a tensor's value, nothing is rebound, and no tensor is made from Python numbers (`torch.tensor(...)`).
@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from hatrack.methods.divergence import rate
 from hatrack.methods.fit import CountedFit, Fit, LearnResult
 from hatrack.methods.guarantees import Probes, transaction
-from hatrack.networks.network import Network
+from hatrack.networks.network import LISTED, Network
+from hatrack.options import parameters
 from hatrack.regime import Regime
 from hatrack.tasks.arrays import channels_first
 from hatrack.tasks.device import to_device
@@ -39,11 +40,19 @@ class Method(nn.Module):
     Args:
         net: the network; the method trains it in place.
 
+    Attributes:
+        net: the network.
+        options: the method's options and their values.
+        history: the names of the learned tasks by number, in the order of learning.
+
     Example:
         >>> method = hr.Method(hr.Network(trunk, tasks=tasks))
+        >>> fit = hr.Trainer(hr.Regime(epochs=2))
         >>> for task in tasks:
-        ...     print(method.learn(task, hr.Trainer(hr.Regime(epochs=20))))
-        >>> classes = method.predict(images, task=0)
+        ...     result = method.learn(task, fit)
+        >>> classes = method.predict(x_test, task=0)
+        >>> method
+        Method(learned: 'digits', 'signs'; Network(Sequential, 39,913 parameters, images 1x28x28, 2 tasks: 10, 3 classes))
     """
 
     replaces: ClassVar[Mapping[str, str]] = {}  # options of the regime that do nothing here, and the option to use
@@ -52,9 +61,7 @@ class Method(nn.Module):
     def __init__(self, net: Network) -> None:
         super().__init__()
         if not isinstance(net, Network):
-            raise ValueError(
-                f"a method is made of a Network, such as Network(trunk, classes, example), not {type(net).__name__}"
-            )
+            raise ValueError(f"a method is made of a Network, such as Network(trunk, tasks=tasks), not {type(net).__name__}")
         self.net = net
         self.options: dict[str, Any] = {}  # a method that has options writes self.options = check(Class, locals())
         self.built = len(net.classes), [name for name, p in net.trunk.named_parameters() if not p.requires_grad]
@@ -63,26 +70,47 @@ class Method(nn.Module):
         self.probes: Probes | None = None  # while a task is learned: what the finished ones answered before
         self.digests: dict[int, str] = {}  # of what tasks use, once the method was saved or loaded: see guarantees.py
 
+    def __repr__(self) -> str:
+        known = parameters(type(self))
+        changed = {name: v for name, v in self.options.items() if name not in known or v != known[name].default}
+        options = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+        names = [repr(name) for name in self.history.values()]
+        few = ", ".join(names[:LISTED]) + (f", ... ({len(names)} tasks)" if len(names) > LISTED else "")
+        parts = [options, f"learned: {few}" if names else "nothing learned", repr(self.net)]
+        return f"{type(self).__name__}({'; '.join(part for part in parts if part)})"
+
     # What a method's file may change
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
-        """The logits of a task for images as the network sees them."""
+        """Return the logits of a task for images as the network sees them."""
         return self.net(x, task)  # type: ignore[no-any-return]
 
     def learn_task(self, task: Task, fit: Fit) -> None:
-        """The paper's algorithm box, in plain Python: called once per task by `learn`."""
+        """Learn a task: the paper's algorithm box, in plain Python. `learn` calls it once per task.
+
+        Args:
+            task: the task, on the method's device.
+            fit: trains the method; it may be called several times, with changes of the regime.
+        """
         fit(self, task)
 
     def loss(self, batch: Batch) -> Tensor:
-        """The loss of a batch. It may also return two things, the loss and what `edit_grads` needs of its computation."""
+        """Return the loss of a batch, a 0-d tensor. It runs inside the training step.
+
+        It may also return two things: the loss, and what `edit_grads` needs of its computation.
+        """
         return F.cross_entropy(self(batch.x, batch.task), batch.y)
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
-        """Between backward and the optimizer: change `.grad` in place. `aux` is the second part of what `loss` returned, or
-        None."""
+        """Change the gradients (`.grad`) in place, between backward and the optimizer. It runs inside the training step.
+
+        Args:
+            batch: the batch of this step.
+            aux: the second part of what `loss` returned, or None.
+        """
 
     def constrain(self) -> None:
-        """After the optimizer: change the parameters in place."""
+        """Change the parameters in place, after the optimizer. It runs inside the training step."""
 
     def grow(self) -> None:
         """Make room for every task that the network knows. It is called when the network has new tasks, before one of them
@@ -92,36 +120,43 @@ class Method(nn.Module):
         """Drop what only learning needs. It is called after `learn_task`, whether it succeeded or failed."""
 
     def restore_data(self, task: Task) -> None:
-        """Take back the data of a finished task, when a run continues or a model was loaded; for methods that keep data."""
+        """Restore the data of a finished task, when a run continues or a model was loaded; for methods that keep data."""
 
     def explain_divergence(self, regime: Regime) -> str:
-        """After a loss that is not finite: the likely cause, and what to try."""
+        """Return the likely cause of a loss that is not finite, and what to try."""
         return rate(regime)
 
     def num_parameters(self) -> int:
-        """How many weights the method has for all tasks together."""
+        """Return how many weights the method has for all tasks together."""
         return sum(p.numel() for p in self.parameters())
 
     def usage(self) -> dict[str, float]:
-        """The share of every layer that finished tasks have taken for good; empty if a method takes nothing."""
+        """Return the share of every layer that finished tasks have taken; empty if the method takes nothing."""
         return {}
 
     def used_by(self, task: int) -> dict[str, Tensor]:
-        """All that a finished task uses and that no later task may change, not a bit; empty if nothing is guaranteed."""
+        """Return all tensors that a finished task uses and that no later task may change in any bit, by name.
+
+        It is empty if the method guarantees nothing.
+        """
         return {}
 
     # What every method does in the same way
 
     @final
     def learn(self, task: Task, fit: Fit) -> LearnResult:
-        """Learn a task. If that fails for whatever reason, the method is as it was before.
+        """Learn a task. If that fails for any reason, the state of the method is rolled back.
 
         Args:
             task: the task; it is brought to the device of the method.
             fit: what trains, usually a `Trainer`.
 
         Returns:
-            How many epochs it took, the best of them, its accuracy on validation data, the capacity taken.
+            The number of epochs, the best of them, its accuracy on validation data, the share of capacity taken.
+
+        Raises:
+            ValueError: if the task does not fit the network, or another task was learned under its number.
+            Diverged: if the loss is not finite.
         """
         if not isinstance(task, Task) or not callable(fit):
             raise ValueError("learn takes a Task and a Trainer: method.learn(task, Trainer(regime))")
@@ -138,10 +173,10 @@ class Method(nn.Module):
             self.learn_task(task, counted)
         self.forget_task(task.index)
         self.history[task.index] = task.name
-        return LearnResult(task.name, counted.results, self.usage())
+        return counted.end_task(task, self.usage())
 
     def __call__(self, x: Tensor, task: TaskId) -> Tensor:
-        """The logits of a task.
+        """Return the logits of a task.
 
         Args:
             x: images as the network sees them; `predict` takes raw images.
@@ -160,14 +195,14 @@ class Method(nn.Module):
 
     @torch.no_grad()
     def predict(self, images: Any, task: TaskId) -> Tensor:
-        """The classes of raw images.
+        """Classify raw images.
 
         Args:
             images: an array or tensor of uint8, or of floats in the units of the task's own data; not normalised.
             task: the number of the task, or a tensor of numbers, one per image.
 
         Returns:
-            The number of the class of each image.
+            The class of each image, a tensor of int64.
         """
         task = task_number(task)
         if isinstance(task, int) and self.history and task not in self.history:
@@ -202,13 +237,18 @@ class Method(nn.Module):
         self.digests.pop(task, None)
 
     def used_of_network(self, task: int, exchanged: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The trunk and the head of a task with some tensors exchanged: the bulk of `used_by`."""
+        """Return the tensors of the trunk and of a task's head, for `used_by`.
+
+        Args:
+            task: the number of the task.
+            exchanged: tensors by name that are returned in place of the network's own.
+        """
         parts = ("trunk.", "heads.0." if self.net.shared else f"heads.{task}.")
         tensors = [*self.net.named_parameters(), *self.net.named_buffers()]
         return {name: exchanged.get(name, tensor) for name, tensor in tensors if name.startswith(parts)}
 
     def warn_if_full(self, task: Task) -> None:
-        """Warn if hardly anything is free in some layers; the task is learned all the same."""
+        """Warn if little is free in some layers; the task is learned all the same."""
         taken = self.usage()
         scarce = [f"{layer} ({1 - share:.0%})" for layer, share in taken.items() if 1 - share < SCARCE]
         if scarce:
@@ -218,7 +258,7 @@ class Method(nn.Module):
 
 
 def task_number(task: Any) -> TaskId:
-    """A task's number as Python's; numbers of many, one per image, as they are."""
+    """Return the number of a task as a Python int; a tensor of numbers, one per image, is returned as it is."""
     if isinstance(task, int) or (isinstance(task, Tensor) and task.dim()):
         return task
     try:
@@ -228,5 +268,5 @@ def task_number(task: Any) -> TaskId:
 
 
 def used_modules(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """All tensors of some modules, for `used_by` of a method whose tasks have modules of their own."""
+    """Return all tensors of some modules, for `used_by` of a method whose tasks have modules of their own."""
     return {f"{key}.{name}": tensor for key, module in modules.items() for name, tensor in module.state_dict().items()}

@@ -1,7 +1,6 @@
 """A network for a sequence of tasks: any trunk (images to a feature vector) and a head per task, or one head for all."""
 
 import copy
-import fnmatch
 import operator
 from collections.abc import Sequence
 from typing import Any, Literal, Self
@@ -9,20 +8,51 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from hatrack.networks.freezing import freeze_parts
 from hatrack.networks.heads import by_task
 from hatrack.networks.initial_weights import Init, initialise
-from hatrack.networks.preprocessing import Preprocessing
+from hatrack.networks.preprocessing import Preprocessing, classes_and_example
 from hatrack.seeds import seeded
-from hatrack.tasks.split import TaskId
+from hatrack.tasks.split import TaskId, shape_text
 from hatrack.tasks.task import Task
 from hatrack.tracing.units import last_layer
 
+LISTED = 8  # tasks whose classes are listed in one line
+
+
+def rounded(count: int) -> str:
+    """Return a number in few digits: "9,610" or "1.2 M"."""
+    return f"{count:,}" if count < 10**6 else f"{count / 10**6:.3g} M" if count < 10**9 else f"{count / 10**9:.3g} G"
+
 
 class Network(nn.Module):
-    """`Network(trunk, classes=[10, 43], example=x[:2])`; a task that comes later: `net.add_task(5)`.
+    """A trunk, which turns images into a feature vector, and a head per task. A method trains it.
 
-    `heads="shared"` gives every task the same head. `freeze` names parts of the trunk (patterns such as "features.*",
-    separated by commas) that stay exactly as they are, pretrained layers for example.
+    Its classes and its example come from `tasks`, or are given as `classes` and `example`.
+
+    Args:
+        trunk: any module from a batch of images to (batch, features).
+        classes: the number of classes of every task; `add_task` adds others later.
+        example: one or more images, on which the trunk is run once. Bytes (uint8) are brought to channels first and scaled
+            to [0, 1]; others are taken as the trunk gets them.
+        tasks: the tasks, in place of `classes` and `example`.
+        heads: "multi" gives every task a head of its own, "shared" one head to all of them.
+        init: the initial weights of the heads: PyTorch's ("default") or Xavier uniform with zero biases ("xavier").
+        freeze: parts of the trunk that stay exactly as they are, pretrained layers for example: patterns of names such as
+            "features.*", separated by commas.
+        seed: decides the initial weights of the heads.
+
+    Attributes:
+        classes: the number of classes of every task.
+        features: the width of the feature vector.
+
+    Example:
+        >>> trunk = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 50), torch.nn.ReLU())
+        >>> hr.Network(trunk, tasks=tasks)
+        Network(Sequential, 39,913 parameters, images 1x28x28, 2 tasks: 10, 3 classes)
+        >>> net = hr.Network(trunk, [10, 3], example=x_train[:2])  # the same
+        >>> net.add_task(5)
+        2
     """
 
     example: Tensor
@@ -30,9 +60,10 @@ class Network(nn.Module):
     def __init__(
         self,
         trunk: nn.Module,
-        classes: Sequence[int],
-        example: Tensor,
+        classes: Sequence[int] | None = None,
+        example: Any = None,
         *,
+        tasks: Sequence[Task] | None = None,
         heads: Literal["multi", "shared"] = "multi",
         init: Init = "default",
         freeze: str = "",
@@ -41,8 +72,7 @@ class Network(nn.Module):
         super().__init__()
         if heads not in ("multi", "shared"):
             raise ValueError(f"heads must be 'multi' or 'shared', not {heads!r}")
-        if isinstance(classes, int):
-            raise ValueError(f"classes are a list, of one number per task, such as [{classes}], not {classes}")
+        classes, example = classes_and_example(classes, example, tasks)
         if heads == "shared" and not classes:
             raise ValueError("heads='shared' needs the classes of the first task: the head that all share is made for them")
         for name, value in trunk.state_dict().items():
@@ -51,30 +81,65 @@ class Network(nn.Module):
                     f"the trunk's state holds {name!r}, of type {type(value).__name__}: only tensors can be kept"
                 )
         self.trunk, self.shared, self.init, self.seed = trunk, heads == "shared", init, seed
-        example = torch.as_tensor(example)
         where = next((p.device for p in trunk.parameters()), example.device)
         self.register_buffer("example", example.to(where, copy=True), persistent=False)
         self.features = self._features()
         self.preprocessing = Preprocessing(tuple(self.example.shape[1:]), where)
-        self.frozen = self._freeze([pattern.strip() for pattern in freeze.split(",") if pattern.strip()])
+        self.frozen = freeze_parts(trunk, freeze)
         self.classes: list[int] = []
         self.heads = nn.ModuleList()  # of nn.Linear: one per task, or a single one
         for count in classes:
             self.add_task(count)
 
     @classmethod
-    def from_classifier(cls, model: nn.Module, classes: Sequence[int], example: Tensor, **options: Any) -> Self:
-        """A network from a classifier as it comes: a copy of it without its own last layer, which the heads replace.
+    def from_classifier(
+        cls,
+        model: nn.Module,
+        classes: Sequence[int] | None = None,
+        example: Any = None,
+        *,
+        tasks: Sequence[Task] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Make a network of a classifier: of a copy of it without its last layer, which the heads replace.
 
         The last layer is the one whose units are the outputs, in order; it may be a convolution that is pooled afterwards.
+
+        Args:
+            model: the classifier; it is not changed.
+            classes: the number of classes of every task.
+            example: one or more images, see `Network`.
+            tasks: the tasks, in place of `classes` and `example`.
+            options: `heads`, `init`, `freeze` and `seed` of the network.
+
+        Returns:
+            The network.
+
+        Example:
+            >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 50), torch.nn.Linear(50, 1000))
+            >>> hr.Network.from_classifier(model, tasks=tasks).features
+            50
         """
+        classes, example = classes_and_example(classes, example, tasks)
         trunk = copy.deepcopy(model)
-        name = last_layer(trunk, torch.as_tensor(example))
+        name = last_layer(trunk, example)
         parent, _, own = name.rpartition(".")
         setattr(trunk.get_submodule(parent), own, nn.Identity())
         return cls(trunk, classes, example, **options)
 
+    def __repr__(self) -> str:
+        counts, parameters = self.classes, sum(p.numel() for p in self.parameters())
+        few = ", ".join(map(str, counts[:LISTED])) + (", ..." if len(counts) > LISTED else "")
+        tasks = f"{len(counts)} {'task' if len(counts) == 1 else 'tasks'}" + (f": {few} classes" if counts else "")
+        parts = [type(self.trunk).__name__, f"{rounded(parameters)} parameters", shape_text(self.example.shape[1:]), tasks]
+        parts += ["heads='shared'"] if self.shared else []
+        parts += [f"init={self.init!r}"] if self.init != "default" else []
+        parts += [f"seed={self.seed}"] if self.seed else []
+        stopped = sum(p.numel() for p in self.trunk.parameters() if not p.requires_grad)
+        return f"Network({', '.join(parts)}{f', {rounded(stopped)} of them frozen' if stopped else ''})"
+
     def _features(self) -> int:
+        """Run the trunk on the example and return the width of the feature vector."""
         mode = self.trunk.training
         with torch.no_grad():
             try:
@@ -88,38 +153,27 @@ class Network(nn.Module):
             raise ValueError(f"the trunk must turn a batch of images into (batch, features), not {got}")
         return out.shape[1]
 
-    def _freeze(self, patterns: Sequence[str]) -> list[str]:
-        """Stop the named parts: no gradient, and always in evaluation mode, so that statistics stay as well."""
-
-        def matches(name: str, pattern: str) -> bool:  # a part is frozen with what it lies in
-            pieces = name.split(".")
-            return any(fnmatch.fnmatchcase(".".join(pieces[: k + 1]), pattern) for k in range(len(pieces)))
-
-        modules: list[str] = []
-        for pattern in patterns:
-            found = [p for name, p in self.trunk.named_parameters() if matches(name, pattern)]
-            inside = [name for name, _ in self.trunk.named_modules() if matches(name, pattern)]
-            if not found and not inside:
-                top = [name for name, _ in self.trunk.named_children()]
-                raise ValueError(f"freeze={pattern!r} matches no part of the trunk; its parts are: {', '.join(top)}")
-            for parameter in found:
-                parameter.requires_grad_(False)
-            modules += inside
-        return modules
-
     def train(self, mode: bool = True) -> Self:
+        """Set training or evaluation mode; frozen parts stay in evaluation mode."""
         super().train(mode)
         self.keep_frozen(self.trunk)
         return self
 
     def keep_frozen(self, trunk: nn.Module) -> None:
-        """The frozen parts of the trunk, or of a copy of it, in evaluation mode."""
+        """Set the frozen parts of the trunk, or of a copy of it, to evaluation mode."""
         for name in self.frozen:
             trunk.get_submodule(name).eval()
 
     @torch.inference_mode(False)
     def add_task(self, classes: int) -> int:
-        """Room for one more task; returns its number."""
+        """Make room for one more task.
+
+        Args:
+            classes: how many classes it has.
+
+        Returns:
+            The number of the task, for `Task.from_arrays`.
+        """
         try:
             classes = operator.index(classes)
         except TypeError:
@@ -155,7 +209,7 @@ class Network(nn.Module):
             )
 
     def check_precision(self, images: Tensor, what: str) -> None:
-        """After an error: another one, in one line, if the trunk computes in another precision than that of these images."""
+        """Raise an error in one line if the trunk computes in another precision than that of these images."""
         kinds = {p.dtype for p in self.trunk.parameters() if p.is_floating_point()}
         if kinds and images.dtype not in kinds:
             seen, own = (str(kind).removeprefix("torch.") for kind in (images.dtype, min(kinds, key=str)))
@@ -166,33 +220,46 @@ class Network(nn.Module):
         self.preprocessing.set(task.index, task.train.transform, task.train.x[0].numel())
 
     def preprocess(self, images: Tensor, task: TaskId) -> Tensor:
-        """Raw images (uint8, or float in the units of the task's own data) as the network sees them."""
+        """Return what the network sees of raw images.
+
+        Args:
+            images: a tensor of uint8, or of floats in the units of the task's own data; not normalised.
+            task: the number of the task, or a tensor of numbers, one per image.
+        """
         if isinstance(task, int):
             self.check_task_id(task)
         return self.preprocessing(images, task)  # type: ignore[no-any-return]
 
     def new_head(self, number: int, classes: int | None = None, *, features: int | None = None) -> nn.Linear:
-        """A head as it is before any training, on the trunk's features or so many of a method's own; its weights depend on
-        the seed and its number only."""
+        """Make a head as it is before any training; its weights depend on the seed and its number only.
+
+        Args:
+            number: the number of the head.
+            classes: its outputs; by default the classes of the task with this number.
+            features: its inputs; by default the features of the trunk.
+        """
         with seeded(self.seed, "head", number):
             head = nn.Linear(features or self.features, classes or self.classes[number])
             initialise(head, self.init)
         return head.to(self.example.device)
 
     def shared_parameters(self) -> list[nn.Parameter]:
-        """The parameters that tasks train in common: the trunk's, and a shared head's. A head of a single task gets no
-        gradient from the others, so that nothing has to hold it."""
+        """Return the parameters that all tasks train: the trunk's, and a shared head's. The head of a single task gets no
+        gradient from the others, so that no method has to protect it."""
         heads = self.heads.parameters() if self.shared else ()
         return [p for p in (*self.trunk.parameters(), *heads) if p.requires_grad]
 
     def reset_head(self, task: int) -> None:
-        """A task's own head as it was before any training."""
+        """Give a task's own head the weights that it had before any training."""
         if not self.shared:
             self.heads[task].load_state_dict(self.new_head(task).state_dict())
 
     def head(self, features: Tensor, task: TaskId) -> Tensor:
-        """Logits (batch, classes of the task). For one task per example they are as wide as the widest of the tasks;
-        the places that a task does not own hold the lowest finite number, never minus infinity."""
+        """Return logits (batch, classes of the task) from features.
+
+        If `task` has a number per example, logits are as wide as those of the widest task; the places that a task does not
+        own hold the lowest finite number, never minus infinity.
+        """
         if isinstance(task, int):
             self.check_task_id(task)
         if self.shared:
@@ -202,4 +269,5 @@ class Network(nn.Module):
         return by_task([head(features) for head in self.heads], task)
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
+        """Return the logits of a task for images as the network sees them."""
         return self.head(self.trunk(x), task)

@@ -1,21 +1,58 @@
-"""How the raw images of every task become what the network sees, kept with the network for images that come later."""
+"""What turns raw images into what the network sees: the example it is built with, and a table of transforms per task."""
 
 import math
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hatrack.tasks.arrays import as_tensor, channels_first
 from hatrack.tasks.split import TaskId
-from hatrack.tasks.transform import Transform
+from hatrack.tasks.task import Task
+from hatrack.tasks.transform import Transform, scaled
+
+FAR = 50.0  # a standard deviation that no images have which are scaled to [0, 1]
+
+
+def as_example(images: Any) -> Tensor:
+    """Return images as the example of a network: bytes (uint8) channels first and scaled to [0, 1], others as they are."""
+    example = as_tensor("the example must be images", images)
+    return scaled(channels_first("the example", example)) if example.dtype == torch.uint8 else example
+
+
+def classes_and_example(classes: Sequence[int] | None, example: Any, tasks: Any) -> tuple[list[int], Tensor]:
+    """Return the classes and the example that a network is built for, given either as they are or as tasks."""
+    if tasks is None:
+        if classes is None or example is None:
+            raise ValueError(
+                "a network needs tasks=tasks, or classes and an example: Network(trunk, [10, 43], example=x[:2])"
+            )
+        if isinstance(classes, int):
+            raise ValueError(f"classes are a list, of one number per task, such as [{classes}], not {classes}")
+        return list(classes), as_example(example)
+    if classes is not None or example is not None:
+        raise ValueError("a network takes classes and an example from the tasks: give either tasks or these two, not both")
+    if isinstance(tasks, Task) or not tasks or not all(isinstance(task, Task) for task in tasks):
+        raise ValueError(f"tasks must be a list of one Task or more, not {tasks!r}")
+    ordered = sorted(tasks, key=lambda task: task.index)
+    if [task.index for task in ordered] != list(range(len(ordered))):
+        raise ValueError(f"the numbers of the tasks must be 0 to {len(ordered) - 1}, not {[task.index for task in tasks]}")
+    first = ordered[0]
+    for task in ordered:
+        if task.shape != first.shape:
+            raise ValueError(f"task {task.name!r} has images of shape {task.shape}, but {first.name!r} of {first.shape}")
+    some = torch.arange(min(2, len(first.train)), device=first.train.y.device)
+    return [task.classes for task in ordered], first.train.inputs(some)
 
 
 class Preprocessing(nn.Module):
     """A table of transforms, one row per task.
 
     Args:
-        shape: of one image as the network sees it.
-        device: where the tables lie.
+        shape: the shape of one image as the network sees it.
+        device: the device of the tables.
     """
 
     mean: Tensor
@@ -32,7 +69,7 @@ class Preprocessing(nn.Module):
         self.register_buffer("raw", torch.zeros(0, dtype=torch.int64, device=device))
 
     def add_task(self) -> None:
-        """One more row: images are taken as they are."""
+        """Add a row for one more task, whose images are taken as they are until `set` says otherwise."""
         self.mean = torch.cat([self.mean, self.mean.new_zeros(1, self.mean.shape[1])])
         self.std = torch.cat([self.std, self.std.new_ones(1, self.std.shape[1])])
         self.pixels = torch.cat([self.pixels, torch.arange(self.pixels.shape[1], device=self.pixels.device)[None]])
@@ -46,11 +83,11 @@ class Preprocessing(nn.Module):
         self.pixels[task] = plain if transform.pixels is None else transform.pixels[0]
 
     def rows(self, task: int) -> dict[str, Tensor]:
-        """A task's row of every table."""
+        """Return a task's row of every table."""
         return {name: self.get_buffer(name)[task] for name in ("mean", "std", "pixels", "raw")}
 
     def forward(self, images: Tensor, task: TaskId) -> Tensor:
-        """Raw images (uint8, or float in the units of the task's own data) as the network sees them."""
+        """Return what the network sees of raw images (uint8, or float in the units of the task's own data)."""
         row = torch.full((len(images),), task, device=images.device) if isinstance(task, int) else task
         size, own = math.prod(images.shape[1:]), self.raw[row]
         if not (own == size).all():
@@ -61,9 +98,13 @@ class Preprocessing(nn.Module):
         given = tuple(images.shape[1:])
         if len(given) == len(self.shape) and size == math.prod(self.shape) and given != self.shape:
             raise ValueError(f"images are of shape {given}, but the network takes {self.shape}")
+        if images.dtype == torch.uint8 and ((self.mean[row] > 1) | (self.std[row] > FAR)).any():  # (images, channels)
+            raise ValueError(
+                "images are bytes (uint8), but this task was learned from floats in other units: give such floats"
+            )
         return Transform(self.shape, self.mean, self.std, self.pixels)(images, row)
 
 
 def current_name(name: str) -> str:
-    """The present name of a tensor in a saved file: in files of version 0.1 these tables are the network's own."""
+    """Return the present name of a tensor in a saved file: in files of version 0.1 these tables are the network's own."""
     return re.sub(r"^(method/|best/|state\.)?net\.(mean|std|pixels|raw)$", r"\1net.preprocessing.\2", name)

@@ -1,1 +1,1 @@
-"""Tasks: data sets as tensors, how a task sees them, and the batches that a step is given."""
+"""Tasks: data sets as tensors, the transforms of their images, and the batches that a step is given."""

@@ -1,5 +1,6 @@
-"""Images and labels from arrays, checked and brought into one form."""
+"""Images and labels from arrays: checked, brought into one form, and in known units."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,23 +10,25 @@ from torch import Tensor
 
 from hatrack.tasks.transform import Transform
 
-UNITS = 2.0  # floats beyond it are not in the units of bytes that are scaled to 0 to 1
+UNITS = 2.0  # images that were scaled to [0, 1] have no values beyond it
 
 
 def hold_out(count: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """The numbers of the examples held out for validation, and of the rest, as the HAT paper's authors draw them."""
+    """Draw the examples held out for validation as the HAT paper's authors do; return their numbers, and the others'."""
     order = np.arange(count)
     np.random.RandomState(seed % 2**32).shuffle(order)
     held = int(share * count)
     return torch.from_numpy(order[:held]), torch.from_numpy(order[held:])
 
 
-def normalisation(shape: Sequence[int], mean: float | Sequence[float], std: float | Sequence[float]) -> Transform:
-    """The view of images as they lie, normalised by one number or one per channel."""
+def normalisation(
+    shape: Sequence[int], mean: float | Sequence[float], std: float | Sequence[float], scale: float = 1.0
+) -> Transform:
+    """Return the transform that divides images by `scale` and normalises them by one number, or by one per channel."""
     channels = shape[0] if len(shape) == 3 else 1
     table = []
     for name, value in (("mean", mean), ("std", std)):
-        row = torch.as_tensor(value, dtype=torch.float32).reshape(1, -1)
+        row = torch.as_tensor(value, dtype=torch.float32).reshape(1, -1) * scale
         if row.shape[1] not in (1, channels):
             raise ValueError(f"{name} must be one number or {channels}, one per channel, not {value!r}")
         table.append(row.expand(1, channels).contiguous())
@@ -37,7 +40,7 @@ def normalisation(shape: Sequence[int], mean: float | Sequence[float], std: floa
 
 
 def to_tensors(what: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    """Images as (n, channels, height, width), vectors as (n, features), labels as int64; or an error."""
+    """Return images as (n, channels, height, width) or vectors as (n, features), and labels as int64; or raise an error."""
     x, y = as_tensor(f"{what}: images must be numbers", x), as_tensor(f"{what}: labels must be whole numbers", y)
     if x.dim() and y.dim() and (len(x) != len(y) or y.dim() != 1):
         raise ValueError(f"{what}: {len(x)} images, but labels of shape {tuple(y.shape)}; one label per image is needed")
@@ -58,7 +61,7 @@ def to_tensors(what: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
 
 
 def channels_first(what: str, x: Tensor) -> Tensor:
-    """Gray images (n, height, width) and colour images (n, height, width, 3 or 1) as (n, channels, height, width)."""
+    """Return gray images (n, height, width) and colour ones (n, height, width, 3 or 1) as (n, channels, height, width)."""
     if x.dim() == 3:
         return x[:, None]
     if x.dim() == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
@@ -69,7 +72,7 @@ def channels_first(what: str, x: Tensor) -> Tensor:
 
 
 def as_tensor(what: str, values: Any) -> Tensor:
-    """Without a copy where that is possible: torch can't share arrays that are read-only."""
+    """Return values as a tensor, without a copy where possible: torch cannot share arrays that are read-only."""
     if isinstance(values, np.ndarray) and not values.flags.writeable:
         values = values.copy()
     try:
@@ -78,20 +81,67 @@ def as_tensor(what: str, values: Any) -> Tensor:
         raise ValueError(f"{what} ({error})") from None
 
 
-def check_units(what: str, train: Tensor, test: Tensor, mean: float | Sequence[float]) -> None:
-    """Bytes are scaled to 0 to 1 and floats are not: an error if they can't be in the same units."""
+Number = float | Sequence[float]
+
+
+def in_units(
+    what: str, train: Tensor, test: Tensor, mean: Number, std: Number, scale: float | None
+) -> tuple[Tensor, Tensor, float]:
+    """Check in which units images are.
+
+    Bytes are always scaled to [0, 1]. Floats are not, so they must be in those units or state their scale: see
+    `Task.from_arrays`.
+
+    Returns:
+        The training images, the test images, and the number by which the transform has to divide them.
+    """
+    scale = check_scale(scale)
     floats = [x for x in (train, test) if x.dtype != torch.uint8]
-    if len(floats) == 1 and floats[0].abs().max() > UNITS:
+    if len(floats) == 2:
+        return train, test, _scale_of_floats(what, train, test, mean, std, scale)
+    if not floats and scale not in (None, 255):
+        raise ValueError(f"{what}: bytes (uint8) are always divided by 255, so their scale is 255, not {scale:g}")
+    if floats and scale is not None:  # one part has bytes, so both are kept in units of [0, 1]
+        train, test = (x if x.dtype == torch.uint8 else x / scale for x in (train, test))
+    highest = max((x.abs().max().item() for x in (train, test) if x.dtype != torch.uint8), default=0.0)
+    if highest > UNITS:
         raise ValueError(
-            f"{what}: bytes (uint8) are scaled to 0 to 1, but of the training and test images one are floats up to "
-            f"{floats[0].abs().max().item():g}; give both as bytes or both as floats"
+            f"{what}: either training or test images are bytes (uint8), which are scaled to 0 to 1, but the others are "
+            f"floats up to {highest:g}; give both as bytes or both as floats"
         )
-    if len(floats) < 2 and torch.as_tensor(mean).max() > 1:
+    if torch.as_tensor(mean).max() > 1:
         raise ValueError(f"{what}: bytes (uint8) are scaled to 0 to 1, and mean and std are in these units, not {mean!r}")
+    return train, test, 1.0
+
+
+def check_scale(scale: Any) -> float | None:
+    """Return the scale as a float; raise an error unless it is None or a finite number greater than 0."""
+    if scale is None:
+        return None
+    if isinstance(scale, bool) or not isinstance(scale, int | float | np.integer | np.floating) or not 0 < scale < math.inf:
+        raise ValueError(f"scale must be a number greater than 0, such as 255, not {scale!r}")
+    return float(scale)
+
+
+def _scale_of_floats(what: str, train: Tensor, test: Tensor, mean: Number, std: Number, scale: float | None) -> float:
+    """Return the scale of images that are floats; raise an error if they look like bytes and nobody stated it."""
+    lowest = min(train.min().item(), test.min().item())
+    highest = max(train.max().item(), test.max().item())
+    centre, spread = (torch.as_tensor(value).max().item() for value in (mean, std))
+    if scale is None:
+        if lowest >= 0 and highest > UNITS and centre <= 1 and spread <= 1:
+            raise ValueError(
+                f"{what}: values from {lowest:g} to {highest:g} look like bytes that are not scaled; state their scale: "
+                "scale=255 divides them by 255, scale=1 takes them as they are"
+            )
+        return 1.0
+    if scale != 1 and centre * scale > 1.01 * highest:  # beyond all images, but for rounding
+        raise ValueError(f"{what}: images are divided by scale={scale:g} first, and mean is in these units, not {mean!r}")
+    return scale
 
 
 def check_labels(what: str, y: Tensor, classes: int, *, every: bool) -> None:
-    """Labels lie within the classes, and (where asked for) every class has an example."""
+    """Raise an error if a label is outside the classes or, where `every` asks for it, a class has no example."""
     if int(y.min()) < 0 or int(y.max()) >= classes:
         wrong = int(y.max()) if int(y.max()) >= classes else int(y.min())
         raise ValueError(f"{what}: label {wrong} is outside the {classes} classes 0 to {classes - 1}")

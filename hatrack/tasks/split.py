@@ -1,4 +1,4 @@
-"""Data sets as tensors: a Split, the View a task has of its images, and the Batch that one step sees."""
+"""Data sets as tensors: a Split with its Transform, and the Batch that one training step gets."""
 
 import math
 from collections.abc import Sequence
@@ -15,76 +15,120 @@ TaskId = int | Tensor  # one task, or one per example
 
 
 class Batch(NamedTuple):
-    """All that one step sees. The last three are 0-d tensors, because a recorded step can't read Python numbers anew."""
+    """All that one training step gets: what `Method.loss` and `Method.edit_grads` are handed.
 
-    x: Tensor  # (batch, *shape), float
-    y: Tensor  # (batch,), int64
+    The last three are 0-d tensors, because a recorded step reads Python numbers only once.
+
+    Attributes:
+        x: images as the network sees them, (batch, *shape), float.
+        y: labels, (batch,), int64.
+        task: the number of the task, or a tensor of numbers, one per example, if a batch mixes tasks.
+        step: the number of this batch in its epoch, from 0.
+        steps: how many batches the epoch has.
+        seen: the share of the epoch's examples that came before this batch.
+
+    Example:
+        >>> class Smooth(hr.Method):
+        ...     def loss(self, batch):
+        ...         logits = self(batch.x, batch.task)
+        ...         return torch.nn.functional.cross_entropy(logits, batch.y, label_smoothing=0.1)
+    """
+
+    x: Tensor
+    y: Tensor
     task: TaskId
-    step: Tensor  # the number of this batch in its epoch, from 0
-    steps: Tensor  # batches in this epoch
-    seen: Tensor  # the share of the epoch's examples that came before this batch
+    step: Tensor
+    steps: Tensor
+    seen: Tensor
 
 
 Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
 
 
 def place(t: Tensor) -> Place:
-    """Tensors with the same place hold the same values."""
+    """Return where a tensor lies in memory: tensors with the same place hold the same values."""
     return t.data_ptr(), t.shape, t.stride(), t.dtype
 
 
-@dataclass(frozen=True)
-class Split:
-    """A data set as tensors: example i is row rows[i] of x, which tasks and splits may share."""
+def shape_text(shape: Sequence[int]) -> str:
+    """Return the shape of an image, or of a vector, in words: "images 1x28x28" or "vectors of 784"."""
+    return f"vectors of {shape[0]}" if len(shape) == 1 else f"images {'x'.join(map(str, shape))}"
 
-    x: Tensor  # (images, *raw shape), uint8 or float, as stored
-    y: Tensor  # (examples,), int64
-    task: TaskId  # of the whole split, or (examples,)
+
+@dataclass(frozen=True, repr=False)
+class Split:
+    """A data set as tensors: the training, validation or test data of a task. Splits may share their images.
+
+    Attributes:
+        x: stored images, (images, *raw shape), uint8 or float; example i is row rows[i].
+        y: labels, (examples,), int64.
+        task: the number of the task, or a tensor (examples,) if the split mixes tasks.
+        transform: turns stored images into what the network sees.
+        rows: the row of each example in x, (examples,), int64.
+        augment: whether training uses random crops and flips.
+        crops: the crops of the present epoch, (examples, 3); the trainer draws them.
+        on_host: whether the images stay in the host's memory, from where a Prefetcher brings them to the device.
+
+    Example:
+        >>> split = tasks[0].test
+        >>> split
+        Split(50 examples of task 0, images 1x28x28)
+        >>> split.inputs(torch.arange(2)).shape  # as the network sees them
+        torch.Size([2, 1, 28, 28])
+    """
+
+    x: Tensor
+    y: Tensor
+    task: TaskId
     transform: Transform
-    rows: Tensor  # (examples,), int64
-    augment: bool = False  # random crops and flips of what is trained on
-    crops: Tensor | None = None  # (examples, 3): those of this epoch, drawn anew by the trainer
-    on_host: bool = False  # the images stay in the host's memory, and a Feed brings those of the next steps to the device
+    rows: Tensor
+    augment: bool = False
+    crops: Tensor | None = None
+    on_host: bool = False
 
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        of = "several tasks" if isinstance(self.task, Tensor) else f"task {self.task}"
+        return f"Split({len(self)} examples of {of}, {shape_text(self.transform.shape)})"
+
     def raw(self, index: Tensor) -> Tensor:
-        """The images with these numbers, as stored."""
+        """Return the images with these numbers, as stored."""
         rows = self.rows[index]
         return (
             self.x.index_select(0, rows.to(self.x.device)).to(rows.device) if self.on_host else self.x.index_select(0, rows)
         )
 
     def inputs(self, index: Tensor) -> Tensor:
-        """The images with these numbers, as the network sees them, without crops."""
+        """Return the images with these numbers (a tensor of int64) as the network sees them, without crops."""
         return self.transform(self.raw(index), self.task[index] if isinstance(self.task, Tensor) else None)
 
     def fetch(self, index: Tensor) -> list[Tensor]:
-        """What is stored of the examples with these numbers: images and labels; tasks and crops where they have any."""
+        """Return what is stored of the examples with these numbers: images, labels, and tasks and crops if they have any."""
         parts = [self.raw(index), self.y[index]]
         parts += [self.task[index]] if isinstance(self.task, Tensor) else []
         return parts + ([] if self.crops is None else [self.crops[index]])
 
     def batch(self, parts: Sequence[Tensor], step: Tensor, steps: Tensor, size: int) -> Batch:
-        """The batch of what was fetched; `size` is that of a full one."""
+        """Return the batch of what was fetched; `size` is that of a full one."""
         raw, y, *others = parts
         task = others.pop(0) if isinstance(self.task, Tensor) else self.task
         x = self.transform(raw, task if isinstance(task, Tensor) else None, *others)
         return Batch(x, y, task, step, steps, step * (size / max(1, len(self))))
 
     def take(self, index: Tensor, step: Tensor, steps: Tensor, size: int) -> Batch:
-        """The batch of the examples with these numbers."""
+        """Return the batch of the examples with these numbers; `size` is that of a full one."""
         return self.batch(self.fetch(index), step, steps, size)
 
     def part(self, index: Tensor) -> Self:
-        """Some of the examples, by number; the images are not copied."""
+        """Return a split of the examples with these numbers; the images are not copied."""
         task = self.task[index] if isinstance(self.task, Tensor) else self.task
         return replace(self, y=self.y[index], rows=self.rows[index], task=task)
 
     @staticmethod
     def join(splits: Sequence["Split"]) -> "Split":
-        """One split of many, one per task; images that several of them share are kept once."""
+        """Join splits, one per task, into one that mixes tasks; images that several of them share are kept once."""
         mixed = len({split.x.dtype for split in splits}) > 1
         stores: dict[Place, tuple[int, Tensor]] = {}
         first = 0

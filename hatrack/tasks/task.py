@@ -1,4 +1,4 @@
-"""What is learned: a Task (train, validation, test) made of a benchmark's data or of one's own arrays, all checked."""
+"""A Task: training, validation and test data, of a benchmark or of a user's own arrays, all checked."""
 
 import operator
 from collections.abc import Sequence
@@ -10,14 +10,30 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hatrack.tasks.arrays import check_labels, check_units, hold_out, normalisation, to_tensors
-from hatrack.tasks.split import Split
+from hatrack.tasks.arrays import check_labels, hold_out, in_units, normalisation, to_tensors
+from hatrack.tasks.split import Split, shape_text
 from hatrack.tasks.transform import Transform
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Task:
-    """One thing to learn: its number in the sequence, its classes, and its data."""
+    """One task of a sequence: its number, its classes and its data. `from_arrays` and `from_dataset` make one.
+
+    Attributes:
+        index: the number of the task in the sequence, from 0.
+        name: its name.
+        classes: how many classes it has.
+        train: the data to train on.
+        valid: the data held out of the training set for validation; it may be empty.
+        test: the data to test on.
+
+    Example:
+        >>> task = hr.Task.from_arrays(0, "digits", x_train, y_train, x_test, y_test)
+        >>> task
+        Task(0, 'digits', 10 classes, images 1x28x28: 170 for training, 30 for validation, 50 for test)
+        >>> task.shape
+        (1, 28, 28)
+    """
 
     index: int
     name: str
@@ -31,12 +47,12 @@ class Task:
             raise ValueError(f"the name of a task is text, not {self.name!r}")
 
     def __repr__(self) -> str:
-        sizes = f"{len(self.train)} + {len(self.valid)} + {len(self.test)} images of {self.shape}"
-        return f"Task({self.index}, {self.name!r}, {self.classes} classes, {sizes})"
+        sizes = f"{len(self.train)} for training, {len(self.valid)} for validation, {len(self.test)} for test"
+        return f"Task({self.index}, {self.name!r}, {self.classes} classes, {shape_text(self.shape)}: {sizes})"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one image, as the network sees it."""
+        """The shape of one image as the network sees it."""
         return self.train.transform.shape
 
     @classmethod
@@ -54,39 +70,83 @@ class Task:
         seed: int = 0,
         mean: float | Sequence[float] = 0.0,
         std: float | Sequence[float] = 1.0,
+        scale: float | None = None,
     ) -> Self:
-        """A task of one's own arrays or tensors.
+        """Make a task of arrays or tensors.
 
-        Images are (n, height, width), (n, height, width, channels) or (n, channels, height, width), vectors (n, features);
-        uint8 is scaled to [0, 1]. Labels are whole numbers from 0. A share `valid` of the training set is held out.
+        The network sees (image / scale - mean) / std. Images of type uint8 are bytes: they are divided by 255. Others are
+        taken as they are, so that they should be scaled to [0, 1] or standardised already. Images or vectors that have no
+        negative value and a maximum above 2 look like bytes that nobody scaled, on which networks learn badly. They are
+        refused unless their scale is stated: by `scale`, or by a `mean` or `std` above 1, which can only be in their units.
+
+        Args:
+            index: the number of the task in the sequence, from 0.
+            name: its name.
+            x_train: training images (n, height, width), (n, height, width, channels) or (n, channels, height, width), or
+                vectors (n, features).
+            y_train: their labels, whole numbers from 0.
+            x_test: test images of the same shape.
+            y_test: their labels.
+            classes: how many classes there are; by default one more than the largest training label.
+            valid: the share of the training images that is held out for validation, from 0 to below 1.
+            seed: decides which images are held out.
+            mean: what is subtracted after scaling, one number or one per channel.
+            std: what is divided by after that, one number or one per channel.
+            scale: what images that are not uint8 are divided by: 255 for floats up to 255, 1 for images that are to be
+                taken as they are. `Method.predict` later takes images in the same units as these.
+
+        Returns:
+            The task. Arrays are not copied where that is possible.
+
+        Raises:
+            ValueError: if arrays, labels, units or another argument do not fit together.
+
+        Example:
+            >>> task = hr.Task.from_arrays(0, "digits", x_train, y_train, x_test, y_test, mean=0.13, std=0.31)
+            >>> floats = x_train.astype("float32"), y_train, x_test.astype("float32"), y_test  # from 0 to 255
+            >>> same = hr.Task.from_arrays(0, "digits", *floats, mean=0.13, std=0.31, scale=255)
         """
         if not 0 <= valid < 1:
             raise ValueError(f"valid must be a share from 0 to below 1, not {valid!r}")
         index = operator.index(index)
         if index < 0:
             raise ValueError(f"the number of a task counts from 0, not {index}")
-        train = to_tensors(f"task {name!r}, training", x_train, y_train)
-        test = to_tensors(f"task {name!r}, test", x_test, y_test)
-        if train[0].shape[1:] != test[0].shape[1:]:
-            raise ValueError(
-                f"task {name!r}: training images are {tuple(train[0].shape[1:])}, test images {tuple(test[0].shape[1:])}"
-            )
-        check_units(f"task {name!r}", train[0], test[0], mean)
-        try:
-            classes = int(train[1].max()) + 1 if classes is None else operator.index(classes)
-        except TypeError:
-            raise ValueError(f"task {name!r}: classes must be a whole number, not {classes!r}") from None
-        for part, (_, y) in (("training", train), ("test", test)):
-            check_labels(f"task {name!r}, {part}", y, classes, every=part == "training")
-        return cls.build(
-            index, name, classes, train, test, normalisation(train[0].shape[1:], mean, std), valid=valid, seed=seed
+        what = f"task {name!r}"
+        (train, y), (test, y_of_test) = (
+            to_tensors(f"{what}, training", x_train, y_train),
+            to_tensors(f"{what}, test", x_test, y_test),
         )
+        if train.shape[1:] != test.shape[1:]:
+            raise ValueError(f"{what}: training images are {tuple(train.shape[1:])}, test images {tuple(test.shape[1:])}")
+        train, test, scale = in_units(what, train, test, mean, std, scale)
+        try:
+            classes = int(y.max()) + 1 if classes is None else operator.index(classes)
+        except TypeError:
+            raise ValueError(f"{what}: classes must be a whole number, not {classes!r}") from None
+        check_labels(f"{what}, training", y, classes, every=True)
+        check_labels(f"{what}, test", y_of_test, classes, every=False)
+        transform = normalisation(train.shape[1:], mean, std, scale)
+        return cls.build(index, name, classes, (train, y), (test, y_of_test), transform, valid=valid, seed=seed)
 
     @classmethod
     def from_dataset(cls, index: int, name: str, train: Dataset[Any], test: Dataset[Any], **how: Any) -> Self:
-        """A task of any two `torch.utils.data.Dataset`s of (image, label) pairs; `how` as in `from_arrays`.
+        """Make a task of any two `torch.utils.data.Dataset`s of (image, label) pairs.
 
-        Images may be tensors, arrays or PIL images, all of one size. They are read once and kept as they are.
+        Args:
+            index: the number of the task in the sequence, from 0.
+            name: its name.
+            train: the training set. Images may be tensors, arrays or PIL images, all of one size; they are read once and
+                kept as they are.
+            test: the test set.
+            how: `classes`, `valid`, `seed`, `mean`, `std` and `scale`, as in `from_arrays`.
+
+        Returns:
+            The task.
+
+        Example:
+            >>> pairs = torch.utils.data.TensorDataset(torch.rand(20, 1, 8, 8), torch.arange(20) % 2)
+            >>> hr.Task.from_dataset(0, "noise", pairs, pairs, valid=0.5)
+            Task(0, 'noise', 2 classes, images 1x8x8: 10 for training, 10 for validation, 20 for test)
         """
         parts = [_items(f"task {name!r}, {part}", data) for part, data in (("training", train), ("test", test))]
         return cls.from_arrays(index, name, *parts[0], *parts[1], **how)
@@ -105,7 +165,19 @@ class Task:
         seed: int,
         keep: tuple[Tensor, Tensor] | None = None,
     ) -> Self:
-        """From stored images, of which `keep` names the rows for training and test. Nothing is checked or copied."""
+        """Make a task of stored images, without any check or copy.
+
+        Args:
+            index: the number of the task.
+            name: its name.
+            classes: how many classes it has.
+            train: the training images, and a label for each that is used.
+            test: the test images, and a label for each that is used.
+            transform: what turns the images into what the network sees.
+            valid: the share of the training images that is held out for validation.
+            seed: decides which images are held out.
+            keep: the rows that are used for training and for test; None uses all.
+        """
         rows = keep or (torch.arange(len(train[0])), torch.arange(len(test[0])))
         whole = Split(train[0], train[1], index, transform, rows[0])
         held, rest = hold_out(len(whole), valid, seed)
@@ -115,7 +187,7 @@ class Task:
 
 
 def _items(what: str, data: Any) -> tuple[Tensor, Tensor]:
-    """All images and labels of a data set."""
+    """Read all images and labels of a data set."""
     images, labels = [], []
     for number in range(len(data)):
         image, label = data[number]
@@ -132,6 +204,7 @@ def _items(what: str, data: Any) -> tuple[Tensor, Tensor]:
 
 
 def _label(what: str, label: Any) -> int:
+    """Return a label as a whole number; raise an error if it is none."""
     try:
         whole = int(label)
         if isinstance(label, str) or whole == label:

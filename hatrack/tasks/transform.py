@@ -1,4 +1,4 @@
-"""How a task sees raw images: a map of pixels, then normalisation; and random crops."""
+"""From raw images to what the network sees: a map of pixels, then normalisation; and random crops."""
 
 from dataclasses import dataclass
 
@@ -8,25 +8,37 @@ from torch.nn import functional as F
 
 
 def scaled(x: Tensor) -> Tensor:
-    """As float; uint8 from [0, 255] to [0, 1]."""
+    """Return images as float; uint8 is scaled from [0, 255] to [0, 1]."""
     return x.float().div_(255) if x.dtype == torch.uint8 else x.float()
 
 
 @dataclass(frozen=True)
 class Transform:
-    """How tasks see raw images: pixel i of an image is raw pixel pixels[i] (-1: a blank), then (value - mean) / std.
+    """Turns raw images into what the network sees: pixel i is raw pixel pixels[i], then (value - mean) / std.
 
-    Permutations, rotations, padding and gray-to-colour are all such maps, so a task never copies the data it is made of.
-    Each table has one row, or one row per task for a split that mixes tasks.
+    Permutations, rotations, padding and gray-to-colour are all such maps of pixels, so a task never copies the data it is
+    made of. Each table has one row, or one row per task for a split that mixes tasks.
+
+    Attributes:
+        shape: the shape of one image as the network sees it.
+        mean: (rows, channels), in the units of the raw images; of uint8, which is divided by 255, in those of 0 to 1.
+        std: (rows, channels), in the same units.
+        pixels: (rows, pixels), int64, where -1 is a blank; None keeps the pixels where they are.
     """
 
     shape: tuple[int, ...]
-    mean: Tensor  # (rows, channels), in units of the scaled image (uint8 is divided by 255)
+    mean: Tensor
     std: Tensor
-    pixels: Tensor | None = None  # (rows, pixels), int64; None: as they lie
+    pixels: Tensor | None = None
 
     def __call__(self, raw: Tensor, row: Tensor | None = None, crops: Tensor | None = None) -> Tensor:
-        """Images (batch, *shape) as the network sees them; `row` says whose view each example takes."""
+        """Return the images (batch, *shape) that the network sees.
+
+        Args:
+            raw: raw images, in any shape that has the right number of values.
+            row: the row of the tables for each example; None takes the first for all.
+            crops: random crops to apply before normalisation, see `draw_crops`.
+        """
         x = raw.flatten(1)
         if self.pixels is not None:
             pixels = self.pixels[0] if row is None else self.pixels[row]
@@ -44,13 +56,13 @@ MARGIN = 4  # the pixels by which a crop may be off the centre
 
 
 def draw_crops(count: int, source: torch.Generator) -> Tensor:
-    """For every image: how far down and right it is moved, and whether it is mirrored; (count, 3), int64."""
+    """Draw for every image how far down and right it is moved, and whether it is mirrored; (count, 3), int64."""
     moves = torch.randint(0, 2 * MARGIN + 1, (count, 2), generator=source)
     return torch.cat([moves, torch.randint(0, 2, (count, 1), generator=source)], 1)
 
 
 def crop_and_flip(x: Tensor, crops: Tensor) -> Tensor:
-    """Every image moved by up to MARGIN pixels each way (blank beyond the edge) and perhaps mirrored."""
+    """Move every image by up to MARGIN pixels each way (blank beyond the edge) and mirror some of them."""
     count, _, height, width = x.shape
     down, right, mirrored = crops[:, :, None].unbind(1)  # (count, 1) each
     rows = torch.arange(height, device=x.device) + down  # (count, height)

@@ -1,4 +1,4 @@
-"""A method in one file, to go on with months later: `save(method, path)` and `load(path, trunk)`; never a pickle.
+"""Saving a method to one file and loading it: `save(method, path)` and `load(path, trunk)`; never a pickle.
 
 The trunk is Python code and not in the file: loading takes one of the same architecture, whatever its values. Of every
 finished task the file has a digest of the bits that it uses and its logits on the network's example
@@ -39,13 +39,22 @@ FIELDS = {
 
 
 def save(method: Method, path: Path | str) -> None:
-    """Keep a method in one file, for `load(path, trunk)`.
+    """Save a method to one file, from which `load(path, trunk)` reads it.
 
-    The file is written whole or not at all. If a finished task has changed that should not have, nothing is written.
+    The file is written whole or not at all. If a finished task has changed although the method guarantees that it does
+    not, nothing is written.
 
     Args:
         method: the method, with all that it has learned.
-        path: the file; one that is there is replaced.
+        path: the file; a file of this name is replaced.
+
+    Raises:
+        ValueError: if the method could not be loaded again, or a finished task has changed.
+
+    Example:
+        >>> method = hr.HAT(hr.Network(trunk, tasks=tasks))
+        >>> result = method.learn(tasks[0], hr.Trainer(hr.Regime(epochs=2)))
+        >>> hr.save(method, "model.safetensors")
     """
     path = Path(path)
     metadata = _describe(method)
@@ -65,7 +74,7 @@ def save(method: Method, path: Path | str) -> None:
 
 
 def _check_loadable(method: Method) -> None:
-    """An error if what is saved could not be loaded again."""
+    """Raise an error if what is saved could not be loaded again."""
     for head in method.net.heads:
         if (kind := head.get_parameter("weight").dtype) != torch.float32:
             name = str(kind).removeprefix("torch.")
@@ -81,19 +90,19 @@ def _check_loadable(method: Method) -> None:
 
 @torch.no_grad()
 def _matters(method: Method, buffer: Tensor) -> bool:
-    """Would a finished task answer otherwise if this buffer had other values?"""
+    """Return whether the answers of a finished task depend on the values of this buffer."""
     before, old = {task: logits(method, task) for task in method.history}, buffer.clone()
     try:
         buffer.logical_not_() if buffer.dtype is torch.bool else buffer.add_(1)
         return not all(close(then, logits(method, task), 0.0) for task, then in before.items())
-    except (RuntimeError, IndexError):  # a number of something that is not there
+    except (RuntimeError, IndexError):  # the buffer is an index, which is out of range now
         return True
     finally:
         buffer.copy_(old)
 
 
 def _describe(method: Method) -> dict[str, Any]:
-    """All that is needed to build the method again, but for the trunk."""
+    """Return all that is needed to build the method again, except the trunk."""
     net, kind = method.net, type(method)
     keywords = [p.name for p in inspect.signature(kind).parameters.values() if p.kind is p.KEYWORD_ONLY]
     if lost := [name for name in keywords if name not in method.options]:
@@ -126,10 +135,24 @@ def _describe(method: Method) -> dict[str, Any]:
 
 
 def load(path: Path | str, trunk: nn.Module, *, method: type[Method] | None = None) -> Method:
-    """The method that was saved, ready to predict and to learn another task (after `method.net.add_task`).
+    """Load a method from a file that `save` wrote, ready to predict and to learn another task (after `net.add_task`).
 
-    `trunk` is of the architecture that was saved; its values are overwritten, and the method lies on its device. `method`
-    is the class if it is one of your own. Anything that does not fit, and any task that has changed, is a ValueError.
+    Args:
+        path: the file.
+        trunk: a module of the architecture that was saved; its values are overwritten, and the method is put on its device.
+        method: the class of the method, if it is not one of this package.
+
+    Returns:
+        The method, in evaluation mode.
+
+    Raises:
+        ValueError: if something does not fit, or the answers of a finished task differ from those when it was saved.
+
+    Example:
+        >>> method = hr.HAT(hr.Network(trunk, tasks=tasks))
+        >>> hr.save(method, "model.safetensors")
+        >>> hr.load("model.safetensors", trunk)
+        HAT(nothing learned; Network(Sequential, 39,913 parameters, images 1x28x28, 2 tasks: 10, 3 classes))
     """
     path = Path(path)
     if not isinstance(trunk, nn.Module):
@@ -155,7 +178,7 @@ def load(path: Path | str, trunk: nn.Module, *, method: type[Method] | None = No
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The content of a file, with everything in it that is used later."""
+    """Return the tensors and the metadata of a file, after checking all parts that are used later."""
     tensors, metadata = tensor_files.load(path)
     number = metadata.get("format")
     if metadata.get("kind") != KIND or type(number) is not int:
@@ -171,7 +194,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _contents(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> dict[str, bool]:
-    """Is each part what it should be? The sizes are those of tensors in the file, so that none takes memory by a lie."""
+    """Return for every part whether it is valid. Sizes are compared with tensors in the file, so that a wrong number in it
+    cannot make us allocate memory."""
     classes, shared = metadata["classes"], metadata["heads"] == "shared"
     widths = [
         tensors[name].shape[:1].numel() for k in range(len(classes)) if (name := f"state.net.heads.{k}.weight") in tensors
@@ -200,6 +224,7 @@ def _contents(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> dic
 
 
 def _class(path: Path, name: str, given: type[Method] | None) -> type[Method]:
+    """Return the class of the method with this name in a file."""
     known = METHODS.get(name)
     own = name.rpartition(":")[2]  # a class may have moved to another module since
     if known is None and given is None:
@@ -213,7 +238,7 @@ def _class(path: Path, name: str, given: type[Method] | None) -> type[Method]:
 
 
 def _build(path: Path, kind: type[Method], trunk: nn.Module, example: Tensor, metadata: Mapping[str, Any]) -> Method:
-    """The method as it was before any learning, with room for the tasks that came later."""
+    """Build the method as it was before any learning, with room for the tasks that were added later."""
     known = parameters(kind)
     for name in metadata["options"]:
         if name not in known:
@@ -237,7 +262,7 @@ def _build(path: Path, kind: type[Method], trunk: nn.Module, example: Tensor, me
 
 
 def _compare(path: Path, method: Method, tensors: Mapping[str, Tensor], versions: Mapping[str, Any]) -> None:
-    """Every finished task is what it was: its bits exactly, its logits nearly."""
+    """Raise an error if a finished task is not what it was: its bits exactly, its logits to a tolerance."""
     try:
         check_digests(method)
     except ValueError as error:

@@ -1,10 +1,9 @@
-"""The Trainer: fits a method to a task by a regime, and carries over from fit to fit what is to be kept."""
+"""The Trainer: fits a method to a task by a regime, and carries state over from fit to fit."""
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,41 +12,51 @@ from torch import Tensor, nn
 from hatrack.engine.choice import Engine
 from hatrack.engine.recorded import own_stream
 from hatrack.methods.divergence import Diverged
-from hatrack.methods.fit import EpochResult, FitResult
+from hatrack.methods.fit import EpochResult, FitResult, LearnResult
 from hatrack.methods.method import Method
 from hatrack.regime import Regime
 from hatrack.seeds import derive
+from hatrack.tasks.device import to_device
 from hatrack.tasks.task import Task
+from hatrack.text import printable
 from hatrack.training.checkpoint import Checkpointer, State
 from hatrack.training.fit_loop import FitLoop
+from hatrack.training.progress import Progress, ProgressEvent, find_console, show_progress
 
 HALVINGS = 10  # of the learning rate of one fit, at most
 
 
-class ProgressEvent(NamedTuple):
-    """What a progress callback is given after every epoch."""
-
-    task: Task
-    tasks: int  # how many tasks the network knows
-    regime: Regime
-    result: FitResult  # of the fit so far
-
-
-Progress = Callable[[ProgressEvent], None]
-
-
 @dataclass
 class CarriedState:
-    """What a trainer carries over from one fit of a method to the next."""
+    """The state that a trainer carries over from one fit of a method to the next."""
 
     fits: Counter[int] = field(default_factory=Counter)  # how many fits there were, by task
     optimizer: dict[str, dict[str, Any]] = field(default_factory=dict)  # its state by parameter name, if it is kept
 
 
 class Trainer:
-    """Fits methods to tasks by one regime: `fit = Trainer(Regime(epochs=20)); method.learn(task, fit)`.
+    """Fits methods to tasks by one regime. It is what `Method.learn` takes as `fit`.
 
     Two methods at one seed see the same batches: their order depends on the seed, the task, the fit and the epoch alone.
+
+    Args:
+        regime: how every task is trained; by default `Regime()`, the HAT paper's.
+        seed: decides the order of batches, dropout and random crops.
+        progress: None shows a bar in a terminal or a notebook and one line per learned task, and nothing elsewhere (in
+            tests and logs); False shows nothing; a callable gets a `ProgressEvent` after every epoch.
+        watch: check that every step obeys the rule of the step (slow; for tests of methods).
+        engine: how steps run: "eager", "compiled", "recorded" or "auto", which chooses one.
+
+    Attributes:
+        fits: the result of every fit so far, a `FitResult` each.
+
+    Example:
+        >>> fit = hr.Trainer(hr.Regime(epochs=2), seed=1)
+        >>> result = hr.HAT(hr.Network(trunk, tasks=tasks)).learn(tasks[0], fit)
+        >>> result.epochs
+        2
+        >>> fit
+        Trainer(Regime(epochs=2), seed=1; 1 fit done)
     """
 
     def __init__(
@@ -55,26 +64,36 @@ class Trainer:
         regime: Regime | None = None,
         *,
         seed: int = 0,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         watch: bool = False,
         engine: Engine = "auto",
     ) -> None:
         if not isinstance(regime, Regime | None):
             raise ValueError(f"a Trainer takes a Regime, such as Regime(epochs=20), not {regime!r}")
-        self.regime = regime or Regime()
-        self.seed = seed
-        self.engine = engine  # how steps run: see engine/choice.py
-        self.progress = progress
-        self.watch = watch  # check that every step obeys the rule of the step (slow; for tests of methods)
+        if not (progress is None or isinstance(progress, bool) or callable(progress)):
+            raise ValueError(f"progress must be a callable, False for none or None for the default, not {progress!r}")
+        self.regime, self.seed, self.engine = regime or Regime(), seed, engine
+        self.progress, self.watch = progress, watch
         self.checkpointer: Checkpointer | None = None  # saves the state of fits
         self.fits: list[FitResult] = []
         self.carried: WeakKeyDictionary[Method, CarriedState] = WeakKeyDictionary()
 
+    def __repr__(self) -> str:
+        options = {"seed": (self.seed, 0), "watch": (self.watch, False), "engine": (self.engine, "auto")}
+        given = [f"{name}={value!r}" for name, (value, default) in options.items() if value != default]
+        done = f"; {len(self.fits)} {'fit' if len(self.fits) == 1 else 'fits'} done" if self.fits else ""
+        return f"Trainer({', '.join([repr(self.regime), *given])}{done})"
+
     def start(
         self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any
     ) -> FitLoop:
-        """A fit, ready for its first epoch."""
+        """Prepare a fit; the arguments are those of a call.
+
+        Returns:
+            The fit, ready for its first epoch.
+        """
         method.net.check_task(task)
+        task = to_device(task, method.net.example.device)
         regime = replace(self.regime.at(task.index), **changes)
         carried = self.carried.setdefault(method, CarriedState())
         number = carried.fits[task.index]
@@ -91,14 +110,25 @@ class Trainer:
     def __call__(
         self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any
     ) -> FitResult:
-        """See `methods/fit.py`. The method ends with its best weights on validation data, or the last if there is none."""
+        """Train a method's parameters on a task. Users call `Method.learn`, which calls this, once or several times.
+
+        Args:
+            method: the method.
+            task: the task; it is brought to the device of the method.
+            plain: parameters that take plain SGD steps with a learning rate of their own, see `Fit`.
+            changes: fields of the regime, for this fit alone.
+
+        Returns:
+            The result of the fit. The method has its best weights on validation data, or its last if there is none.
+        """
+        task = to_device(task, method.net.example.device)
         with own_stream(task.train.y.device):
             return self._fit(method, task, plain, changes)
 
     def _fit(
         self, method: Method, task: Task, plain: dict[nn.Parameter, float] | None, changes: dict[str, Any]
     ) -> FitResult:
-        """Fit; if that diverges and the regime says so, again from the beginning with half the learning rate."""
+        """Fit; if that diverges and the regime says so, start again with half the learning rate."""
         regime = replace(self.regime.at(task.index), **changes)
         before = None
         if regime.on_divergence == "halve":
@@ -131,16 +161,16 @@ class Trainer:
         if self.checkpointer:
             loop.after_step = self.checkpointer.after_step
         try:
-            while not loop.finished and not ended:
-                loop.epoch()
-                if self.progress:
-                    self.progress(ProgressEvent(task, len(method.net.classes), loop.regime, loop.result))
+            with show_progress(self.progress, task, loop.regime.epochs) as show:
+                while not loop.finished and not ended:
+                    loop.epoch()
+                    show(ProgressEvent(task, len(method.net.classes), loop.regime, loop.result))
         except BaseException as error:
             self.carried[method].fits[task.index] -= 1  # another try sees the same batches
             self.fits.pop()
             loop.best = {}
             loop.close()
-            if isinstance(error, RuntimeError):  # perhaps it can be said in plainer words
+            if isinstance(error, RuntimeError):  # perhaps the cause is known, and the message can be clearer
                 seen = task.train.inputs(torch.zeros(1, dtype=torch.int64, device=task.train.y.device))
                 method.net.check_precision(seen, f"task {task.name!r}")
             raise
@@ -165,14 +195,20 @@ class Trainer:
             raise ValueError(f"{self.checkpointer.folder}: {error}") from None
         return bool(saved[1]["ended"])
 
+    def end_task(self, result: LearnResult) -> None:
+        """Print one line about a task that has been learned, where progress is shown: see `TaskObserver`."""
+        console = None if callable(self.progress) or self.progress is False else find_console()
+        if console is not None:
+            console.print(printable(result), markup=False, highlight=False, soft_wrap=True)
+
     def state(self, method: Method) -> State:
-        """What is carried over between fits: tensors, and metadata."""
+        """Return what is carried over between fits: tensors, and metadata."""
         carried = self.carried.setdefault(method, CarriedState())
         tensors = {f"past/{name}/{key}": v for name, state in carried.optimizer.items() for key, v in state.items()}
         return tensors, {"counts": dict(carried.fits), "fits": [asdict(result) for result in self.fits]}
 
     def load_state(self, method: Method, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-        """Continue with what was carried over when a state was saved."""
+        """Continue with what was carried over when this state was saved."""
         carried = CarriedState(Counter({int(task): count for task, count in metadata["counts"].items()}))
         for key, value in tensors.items():
             if key.startswith("past/"):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hatrack import HAT, METHODS, NETWORKS, Method, Network, Regime, Run, Trainer, evaluate
+from hatrack import HAT, METHODS, NETWORKS, Method, Network, Regime, Run, Task, Trainer, evaluate
 from hatrack.experiments.run import build
 from hatrack.networks.initial_weights import initialise
 from hatrack.seeds import derive, generator, seeded
@@ -437,7 +437,7 @@ def test_numbers_may_be_numpy_s_or_torch_s():
         assert torch.equal(method.predict(x, number), method.predict(x, 1))
     with pytest.raises(ValueError, match="by its number, or a tensor of them, one per image, not 'a'"):
         method.predict(x, "a")
-    with pytest.raises(TypeError, match="'task' is missing"):
+    with pytest.raises(TypeError, match=r"missing.*'task'"):
         method(x)
 
 
@@ -468,3 +468,129 @@ def test_the_usual_slips_are_answered_in_words():
     with pytest.raises(ValueError, match=r"its \.test"):
         evaluate(method, task)
     assert not method.history
+
+
+# What a network is built from
+
+
+def flat(features=48):
+    with seeded(0, "trunk"):
+        return nn.Sequential(nn.Flatten(), nn.Linear(features, 8), nn.ReLU())
+
+
+PICTURES = np.random.RandomState(0).randint(0, 256, (5, 3, 4, 4), dtype=np.uint8)
+
+
+def read_only(x):
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy, read_only], ids=["array", "tensor", "read-only"])
+@pytest.mark.parametrize(
+    ("raw", "shape"),
+    [
+        (PICTURES, (3, 4, 4)),
+        (np.moveaxis(PICTURES, 1, 3), (3, 4, 4)),
+        (PICTURES[:, :1], (1, 4, 4)),
+        (PICTURES[:, 0, :, :, None], (1, 4, 4)),
+        (PICTURES[:, 0], (1, 4, 4)),
+        (PICTURES[:, 0, 0], (4,)),
+    ],
+)
+def test_an_example_of_bytes_is_brought_into_form(raw, shape, kind):
+    net = Network(flat(math.prod(shape)), [3], example=kind(np.ascontiguousarray(raw)))
+    expected = torch.from_numpy(PICTURES).float()[:, : shape[0] if len(shape) == 3 else 1] / 255
+    expected = expected if len(shape) == 3 else expected[:, 0, 0]
+    assert net.example.dtype == torch.float32
+    torch.testing.assert_close(net.example, expected)
+
+
+def test_an_example_of_floats_is_taken_as_it_is():
+    x = torch.randn(2, 5, 4, 3) * 300
+    assert torch.equal(Network(flat(60), [3], x).example, x)
+    assert torch.equal(Network(flat(60), [3], example=x.numpy()).example, x)
+
+
+@pytest.mark.parametrize("build", [Network, Network.from_classifier])
+def test_a_network_for_tasks(build):
+    tasks = [toy_tasks(3, classes=count)[k] for k, count in enumerate((3, 5, 4))]
+    net, same = (
+        build(flat(16), tasks=[tasks[k] for k in (2, 0, 1)], seed=3),
+        build(flat(16), [3, 5, 4], tasks[0].train.inputs(torch.arange(2)), seed=3),
+    )
+    assert net.classes == [3, 5, 4]
+    assert torch.equal(net.example, same.example)
+    for (name, a), (_, b) in zip(net.state_dict().items(), same.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+    Method(net).learn(tasks[1], Trainer(Regime(epochs=1)))
+
+
+def test_a_classifier_and_an_example_of_bytes():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 10))
+    net = Network.from_classifier(model, [3, 2], np.moveaxis(PICTURES, 1, 3))
+    assert (net.features, tuple(net.example.shape)) == (8, (5, 3, 4, 4))
+    assert isinstance(model[3], nn.Linear), "the classifier itself is not changed"
+
+
+TOYS = toy_tasks(2)
+
+
+@pytest.mark.parametrize("build", [Network, Network.from_classifier])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "tasks.*classes and an example"),
+        ({"classes": [3]}, "tasks.*classes and an example"),
+        ({"example": torch.zeros(2, 1, 4, 4)}, "tasks.*classes and an example"),
+        ({"tasks": TOYS, "classes": [3, 3]}, "not both"),
+        ({"tasks": TOYS, "example": torch.zeros(2, 1, 4, 4)}, "not both"),
+        ({"tasks": []}, r"list of one Task or more, not \[\]"),
+        ({"tasks": TOYS[0]}, r"list of one Task or more, not Task\(0"),
+        ({"tasks": [3, 3]}, r"list of one Task or more, not \[3, 3\]"),
+        ({"tasks": [TOYS[1]]}, r"0 to 0, not \[1\]"),
+        ({"tasks": [TOYS[0], TOYS[0]]}, r"0 to 1, not \[0, 0\]"),
+        ({"tasks": [TOYS[0], toy_tasks(2, shape=(1, 2, 8))[1]]}, r"'toy 1'.*\(1, 2, 8\).*'toy 0'.*\(1, 4, 4\)"),
+        ({"classes": 3, "example": torch.zeros(2, 1, 4, 4)}, r"such as \[3\]"),
+        ({"classes": [3], "example": "a picture"}, "example must be images"),
+        ({"classes": [3], "example": np.zeros((2, 1, 1, 4, 4), np.uint8)}, "2 to 4 dimensions, not 5"),
+    ],
+)
+def test_what_a_network_cannot_be_built_from(build, given, message):
+    with pytest.raises(ValueError, match=message) as error:
+        build(flat(16), **given)
+    assert "\n" not in str(error.value)
+
+
+def test_a_network_in_one_line():
+    net = Network(flat(16), [3, 2], torch.zeros(2, 1, 4, 4))
+    assert repr(net) == "Network(Sequential, 181 parameters, images 1x4x4, 2 tasks: 3, 2 classes)"
+    many = Network(flat(16), [3] * 20, torch.zeros(2, 16), heads="shared", init="xavier", seed=4, freeze="1")
+    assert repr(many) == (
+        "Network(Sequential, 163 parameters, vectors of 16, 20 tasks: 3, 3, 3, 3, 3, 3, 3, 3, ... classes, heads='shared', "
+        "init='xavier', seed=4, 136 of them frozen)"
+    )
+    assert "5.58 M parameters" in repr(make("mlp", (1, 28, 28), [5]))
+    assert "0 tasks)" in repr(Network(flat(16), [], torch.zeros(2, 16)))
+
+
+# Units of raw images
+
+
+def test_raw_images_in_the_units_of_a_task_with_a_scale():
+    x, y = PICTURES.astype(np.float32), np.arange(5) % 2
+    how = {"mean": 0.5, "std": 0.25, "valid": 0.0}
+    floats, bytes_ = (
+        Task.from_arrays(0, "f", x, y, x, y, scale=255, **how),
+        Task.from_arrays(1, "b", x / 255, y, x / 255, y, **how),
+    )
+    net = Network(flat(), tasks=[floats, bytes_])
+    for task in (floats, bytes_):
+        net.set_preprocessing(task)
+    torch.testing.assert_close(net.preprocess(torch.from_numpy(x), 0), floats.test.inputs(torch.arange(5)))
+    torch.testing.assert_close(net.preprocess(torch.from_numpy(x), 0), net.preprocess(torch.from_numpy(PICTURES), 1))
+    with pytest.raises(ValueError, match="bytes"):
+        net.preprocess(torch.from_numpy(PICTURES), 0)
+    with pytest.raises(ValueError, match="bytes"):
+        net.preprocess(torch.from_numpy(PICTURES), torch.tensor([1, 1, 0, 1, 1]))

@@ -8,7 +8,7 @@ import torch
 
 from hatrack import Split, Task
 from hatrack.tasks.arrays import hold_out, normalisation, to_tensors
-from hatrack.tasks.device import all_to_device
+from hatrack.tasks.device import all_to_device, split_to_device, to_device
 from hatrack.tasks.transform import Transform
 from tests.helpers.toys import toy_tasks
 
@@ -89,7 +89,7 @@ def test_from_arrays_takes_read_only_arrays():
 
 
 def test_from_arrays_takes_lists_and_any_whole_numbers():
-    task = Task.from_arrays(0, "lists", [[0.0, 1.0], [2.0, 3.0]], [0, 1], [[4.0, 5.0]], [1.0], valid=0)
+    task = Task.from_arrays(0, "lists", [[0.0, 1.0], [2.0, 3.0]], [0, 1], [[4.0, 5.0]], [1.0], valid=0, scale=1)
     assert task.classes == 2
     assert everything(task.test).tolist() == [[4, 5]]
     assert task.test.y.tolist() == [1]
@@ -111,12 +111,111 @@ def test_classes_may_be_more_than_the_test_labels_show():
 
 def test_valid_shares_the_training_images_and_nothing_else():
     x = np.arange(40, dtype=np.float32).reshape(20, 2)
-    task = make(x, np.arange(20) % 2, valid=0.25)
+    task = make(x, np.arange(20) % 2, valid=0.25, scale=1)
     train, valid = everything(task.train)[:, 0], everything(task.valid)[:, 0]
     assert (len(task.train), len(task.valid), len(task.test)) == (15, 5, 20)
     assert sorted(torch.cat([train, valid]).tolist()) == x[:, 0].tolist()
     assert (task.train.y == train / 2 % 2).all()
     assert (task.valid.y == valid / 2 % 2).all()
+
+
+# Units
+
+VALUES = images(12, 3, 4, 4, dtype=np.uint8)
+
+
+def seen_by_network(task):
+    return everything(task.train), everything(task.valid), everything(task.test)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.uint16])
+@pytest.mark.parametrize("shape", [(12, 3, 4, 4), (12, 12, 4), (12, 48)])
+@pytest.mark.parametrize("how", [{}, {"mean": 0.5, "std": 0.25}, {"mean": 1.0}])
+def test_numbers_that_look_like_bytes_must_state_their_scale(dtype, shape, how):
+    with pytest.raises(ValueError, match=r"^task 'mine': .*0 to 255.*scale=255.*scale=1[^\n]*$"):
+        make(VALUES.reshape(shape).astype(dtype), **how)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+@pytest.mark.parametrize("how", [{}, {"mean": 0.5, "std": 0.25}, {"mean": (0.1, 0.2, 0.3), "std": (0.5, 1.0, 2.0)}])
+def test_with_a_scale_they_are_seen_as_bytes_are(dtype, how):
+    scaled, plain = make(VALUES.astype(dtype), scale=255, **how), make(VALUES, **how)
+    for one, two in zip(seen_by_network(scaled), seen_by_network(plain), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_the_scale_may_be_any_number_and_1_changes_nothing():
+    x = VALUES.astype(np.float32)
+    assert torch.equal(everything(make(x, scale=1).test), torch.from_numpy(x))
+    torch.testing.assert_close(everything(make(x, scale=np.float32(51)).test), torch.from_numpy(x / 51))
+
+
+@pytest.mark.parametrize("how", [{"mean": 120.0, "std": 70.0}, {"std": 255}, {"mean": (1, 2, 120)}])
+def test_a_mean_or_std_above_1_states_the_units(how):
+    x = VALUES.astype(np.float32)
+    mean, std = (np.asarray(how.get(key, other), np.float32).reshape(-1, 1, 1) for key, other in (("mean", 0), ("std", 1)))
+    torch.testing.assert_close(everything(make(x, **how).test), torch.from_numpy((x - mean) / std))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        VALUES.astype(np.float32) / 255,
+        VALUES.astype(np.float32) / 127.5,
+        VALUES.astype(np.float32) - 1,
+        VALUES > 100,
+        (VALUES.astype(np.float32) - 120) / 70,
+    ],
+    ids=["0 to 1", "0 to 2", "negative", "bool", "standardised"],
+)
+def test_numbers_that_do_not_look_like_bytes_need_no_scale(x):
+    assert torch.equal(everything(make(x).test), torch.from_numpy(x.astype(np.float32)))
+
+
+def test_one_of_two_parts_may_show_the_units():
+    """Some test images have no negative value although the data are standardised; and the other way round."""
+    x = VALUES.astype(np.float32)
+    assert everything(make(x - 1, x_test=x).test).max() == 255
+    with pytest.raises(ValueError, match="scale=255"):
+        make(x / 255, x_test=x)
+
+
+def test_bytes_for_training_and_scaled_floats_for_test():
+    task = make(VALUES, x_test=VALUES.astype(np.float32), scale=255, mean=0.5)
+    torch.testing.assert_close(everything(task.test), torch.from_numpy(VALUES / 255 - 0.5).float())
+    torch.testing.assert_close(everything(task.train)[0], torch.from_numpy(VALUES / 255 - 0.5).float()[task.train.rows[0]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scale": 0}, "scale.*greater than 0.*not 0"),
+        ({"scale": -255.0}, "scale.*greater than 0.*not -255.0"),
+        ({"scale": float("nan")}, "scale.*not nan"),
+        ({"scale": float("inf")}, "scale.*not inf"),
+        ({"scale": "255"}, "scale.*not '255'"),
+        ({"scale": True}, "scale.*not True"),
+        ({"scale": 255, "mean": 120.0}, "scale=255.*not 120.0"),
+        ({"x": VALUES, "scale": 1}, "uint8.*255, not 1$"),
+        ({"x": VALUES, "scale": 255, "mean": 120.0}, "not 120.0"),
+        ({"x": VALUES, "x_test": VALUES.astype(float), "scale": 1}, "uint8.*floats up to 255"),
+    ],
+)
+def test_a_scale_that_cannot_be(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make(**{"x": VALUES.astype(np.float32), **changes})
+
+
+def test_bytes_may_say_that_their_scale_is_255():
+    assert torch.equal(everything(make(VALUES, scale=255).test), everything(make(VALUES).test))
+
+
+def test_a_task_in_one_line():
+    task = make(VALUES, valid=0.25)
+    assert repr(task) == "Task(0, 'mine', 3 classes, images 3x4x4: 9 for training, 3 for validation, 12 for test)"
+    assert repr(task.test) == "Split(12 examples of task 0, images 3x4x4)"
+    assert "vectors of 7:" in repr(make(images(12, 7)))
+    assert repr(Split.join([task.test, replace(task.test, task=1)])) == "Split(24 examples of several tasks, images 3x4x4)"
 
 
 # Bad input
@@ -335,9 +434,24 @@ def test_move_keeps_tasks_and_sharing():
             assert torch.equal(a.y, b.y)
 
 
+def test_what_is_on_the_device_is_returned_as_it_is():
+    task = toy_tasks(1)[0]
+    assert to_device(task, "cpu") is task
+    assert split_to_device(task.test, torch.device("cpu")) is task.test
+
+
+def test_a_task_or_a_split_goes_to_a_device():
+    task = toy_tasks(1)[0]
+    moved, split = to_device(task, "meta"), split_to_device(task.test, "meta")
+    for part in (moved.train, moved.valid, moved.test, split):
+        tensors = (part.x, part.y, part.rows, part.transform.mean, part.transform.std)
+        assert {t.device.type for t in tensors} == {"meta"}
+    assert (len(split), split.transform.shape) == (len(task.test), task.shape)
+
+
 def test_move_does_not_take_one_array_for_another():
     x = np.arange(24, dtype=np.float32).reshape(12, 2)
-    tasks = [Task.from_arrays(k, "mine", v, Y[:6], v, Y[:6], valid=0) for k, v in enumerate((x[:6], x[::2]))]
+    tasks = [Task.from_arrays(k, "mine", v, Y[:6], v, Y[:6], valid=0, scale=1) for k, v in enumerate((x[:6], x[::2]))]
     for before, after in zip(tasks, all_to_device(tasks, "cpu"), strict=True):
         assert torch.equal(everything(before.test), everything(after.test))
 
