@@ -16,7 +16,7 @@ STYLE = Path(__file__).with_name("style.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # nothing may be loaded or run
 PARTS = {  # of a setting, by the end of their anchors
     "ranking": "Ranking",
-    "progress": "Accuracy over the sequence of tasks",
+    "progress": "Average accuracy",
     "tasks": "Accuracy on each task",
     "matrices": "Accuracy matrices",
     "training": "Training curves",

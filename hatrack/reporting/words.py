@@ -67,14 +67,15 @@ def _forgetting(ranked: list[Row], tasks: int) -> str:
 
 
 def _accuracy(rows: list[Row], measure: str) -> str:
-    """At the end, hat had the highest average accuracy, 96.6 %; joint training, ..., had 96.9 %; guessing 33.7 %."""
+    """At the end, hat had the highest average accuracy of all methods, 96.6 %; joint training, ..., had 96.9 %."""
     means = [(row, value.mean) for row in rows if (value := row.measures["accuracy"])]
     ranked = [(row.label, mean) for row, mean in means if not row.reference]
     if not ranked:
         return ""
     best, highest = ranked[0]
-    article = "the highest" if len(ranked) > 1 and highest > ranked[1][1] else "an"
-    parts = [f"At the end, {best} had {article} {measure} of {format_number(ACCURACY, highest)} %"]
+    alone = len(ranked) > 1 and highest > ranked[1][1]
+    what = f"the highest {measure} of all methods," if alone else f"an {measure} of"
+    parts = [f"At the end, {best} had {what} {format_number(ACCURACY, highest)} %"]
     references = [(REFERENCE_NAMES.get(row.label, row.label), mean) for row, mean in means if row.reference]
     parts += [f"{name} had {format_number(ACCURACY, mean)} %" for name, mean in references]
     return f"{'; '.join(parts)}."
