@@ -234,12 +234,8 @@ def _tasks(setting: Setting) -> str:
         counts = (task.classes, task.train, task.valid, task.test)
         cells = "".join(f"<td>{MISSING if count is None else count}</td>" for count in counts)
         rows.append(f'<tr><td>{k + 1}</td><th scope="row">{escaped(task.name)}</th>{cells}</tr>')
-    note = (
-        ""
-        if setting.same_tasks
-        else f"<p>The tasks depend on the seed. These are the tasks of seed {setting.spec.seed}.</p>"
-    )
-    return note + table(heads, ["<tbody>", *rows, "</tbody>"], "tasks")
+    note = f"<p>The tasks depend on the seed. These are the tasks of seed {setting.spec.seed}.</p>"
+    return ("" if setting.same_tasks else note) + table(heads, ["<tbody>", *rows, "</tbody>"], "tasks")
 
 
 def _glossary() -> str:

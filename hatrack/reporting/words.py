@@ -40,7 +40,7 @@ def summary(setting: Setting) -> str:
 
 
 def _what_was_run(setting: Setting, rows: list[Row], ranked: list[Row]) -> str:
-    """A network (mlp) was trained on six tasks in sequence with three methods and two references, three seeds each."""
+    """Return, for example: A network (mlp) was trained on six tasks in sequence with three methods, two seeds each."""
     methods = {setting.methods[row.label][0].spec.method for row in ranked}
     with_what = count_text(len(methods), "method")
     with_what += f" in {count_text(len(ranked), 'variant')}" if len(ranked) > len(methods) else ""
@@ -53,7 +53,7 @@ def _what_was_run(setting: Setting, rows: list[Row], ranked: list[Row]) -> str:
 
 
 def _forgetting(ranked: list[Row], tasks: int) -> str:
-    """After six tasks, the average forgetting is 16.3 percentage points for sgd; 0.0 for frozen and hat."""
+    """Return, for example: After six tasks, the average forgetting is 16.3 percentage points for sgd; 0.0 for hat."""
     found = [(row.label, value.mean) for row in ranked if (value := row.measures["forgetting"])]
     found.sort(key=lambda pair: (-pair[1], pair[0]))
     if not found:
@@ -67,7 +67,7 @@ def _forgetting(ranked: list[Row], tasks: int) -> str:
 
 
 def _accuracy(rows: list[Row], measure: str) -> str:
-    """At the end, hat had the highest average accuracy of all methods, 96.6 %; joint training, ..., had 96.9 %."""
+    """Return, for example: At the end, hat had the highest accuracy of all methods, 96.6 %; guessing had 33.7 %."""
     means = [(row, value.mean) for row in rows if (value := row.measures["accuracy"])]
     ranked = [(row.label, mean) for row, mean in means if not row.reference]
     if not ranked:
@@ -127,6 +127,7 @@ def command(setting: Setting, method: str, seeds: list[int]) -> str:
 
 
 def _defaults(entry: Callable[..., Any] | None) -> dict[str, Any]:
+    """Return the defaults of the options of a benchmark, network or regime; empty if this version does not know it."""
     return {name: clean(parameter.default) for name, parameter in parameters(entry).items()} if entry else {}
 
 
@@ -141,6 +142,7 @@ def _flags(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
 
 
 def _seeds(seeds: list[int]) -> list[str]:
+    """Return the option that names these seeds: --seed 3, --seeds 0-4 or --seeds 0,2,5."""
     if len(seeds) == 1:
         return ["--seed", str(seeds[0])]
     no_gap = seeds[-1] - seeds[0] == len(seeds) - 1  # they are sorted
