@@ -225,7 +225,7 @@ def _carry_out(runs: Sequence[Run], out: Path, *, again: bool, parallel: int, **
         Console().print(terminal(setting))
     for record in records:
         for said in filter(None, (record.capacity, record.halvings)):
-            print(f"{record.spec['method']} seed {record.spec['seed']}: {said}")
+            print(f"{record.spec.method} seed {record.spec.seed}: {said}")
     print(f"{len(records)} {'record' if len(records) == 1 else 'records'} in {out}; a page of them: hatrack report {out}")
     if there:
         print(f"{there} of them {'was' if there == 1 else 'were'} there already and not run again; --again does")

@@ -1,4 +1,4 @@
-"""Measures on matrices. Entry [t, i] is the accuracy (or loss) on task i after learning task t, both from 0."""
+"""Measures of matrices. Entry [t, i] is the accuracy (or loss) on task i after learning task t, both counted from 0."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -7,7 +7,7 @@ Matrix = NDArray[np.float64]
 
 
 def matrix(values: ArrayLike) -> Matrix:
-    """As a square array in float64."""
+    """Return the values as a square array in float64."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 2 or array.shape[0] != array.shape[1] or not array.size:
         raise ValueError(f"a T x T matrix is needed, not one of shape {array.shape}")
@@ -15,44 +15,50 @@ def matrix(values: ArrayLike) -> Matrix:
 
 
 def mean(values: ArrayLike) -> float:
-    """Of a list in which None stands for a value that is not a finite number."""
+    """Return the mean of a list; NaN if one of the values is None."""
     return float(np.asarray(values, dtype=np.float64).mean())
 
 
 def average_accuracy(accuracy: ArrayLike) -> float:
-    """A_T = 1/T sum_i a[T, i]: the mean over all tasks at the end."""
+    """A_T = 1/T sum_i a[T, i]: the mean accuracy over all tasks at the end."""
     return float(matrix(accuracy)[-1].mean())
 
 
 def average_accuracies(accuracy: ArrayLike) -> Matrix:
-    """A_t for every t: the mean over the tasks learned so far."""
+    """A_t for every t: the mean accuracy over the tasks learned so far."""
     a = matrix(accuracy)
     return np.array([a[t, : t + 1].mean() for t in range(len(a))])
 
 
 def learning_accuracy(accuracy: ArrayLike) -> float:
-    """1/T sum_i a[i, i]: how well each task was learned when it was its turn."""
+    """1/T sum_i a[i, i]: the accuracy on each task immediately after it was learned."""
     return float(np.diag(matrix(accuracy)).mean())
 
 
 def forgetting(accuracy: ArrayLike) -> float:
-    """1/(T-1) sum_{i<T} max_{t<T} (a[t, i] - a[T, i]): the fall from the best to the end (004). 0 for a single task."""
+    """1/(T-1) sum_{i<T} max_{t<T} (a[t, i] - a[T, i]): the drop from the best accuracy to the accuracy at the end.
+
+    This is the definition of Mirzadeh et al. 2020. It is 0 for a single task.
+    """
     a = matrix(accuracy)
     return float((a[:-1, :-1].max(0) - a[-1, :-1]).mean()) if len(a) > 1 else 0.0
 
 
 def loss_forgetting(loss: ArrayLike) -> float:
-    """1/(T-1) sum_{i<T} (L[T, i] - L[i, i]): how much the loss of a task has risen since it was learned (004)."""
+    """1/(T-1) sum_{i<T} (L[T, i] - L[i, i]): the rise of a task's loss since it was learned (Mirzadeh et al. 2020)."""
     return _change(matrix(loss))
 
 
 def backward_transfer(accuracy: ArrayLike) -> float:
-    """1/(T-1) sum_{i<T} (a[T, i] - a[i, i]): what later tasks did to earlier ones; negative means forgotten."""
+    """1/(T-1) sum_{i<T} (a[T, i] - a[i, i]): how later tasks change the accuracy on earlier ones; negative: forgotten."""
     return _change(matrix(accuracy))
 
 
 def forward_transfer(accuracy: ArrayLike, before: ArrayLike) -> float:
-    """1/(T-1) sum_{i>1} (a[i-1, i] - b[i]): what earlier tasks did for a task not yet learned; b: the untrained network."""
+    """1/(T-1) sum_{i>1} (a[i-1, i] - b[i]): how much earlier tasks help with a task before it is learned.
+
+    `before` is b, the accuracy of the untrained network on every task.
+    """
     a, b = matrix(accuracy), np.asarray(before, dtype=np.float64)
     if b.shape != (len(a),):
         raise ValueError(f"one value per task is needed, {len(a)}, not values of shape {b.shape}")
@@ -60,9 +66,9 @@ def forward_transfer(accuracy: ArrayLike, before: ArrayLike) -> float:
 
 
 def forgetting_ratios(accuracy: ArrayLike, joint: ArrayLike, random: ArrayLike) -> Matrix:
-    """rho<=t for every t (001, Eq. 6): 0 is as good as joint training on the tasks so far, -1 as bad as guessing.
+    """rho<=t for every t (Serra et al. 2018, Eq. 6): 0 is as good as joint training on the tasks so far, -1 as guessing.
 
-    `joint` and `random` are the accuracy matrices of those two methods; of `random` only the diagonal counts.
+    `joint` and `random` are the accuracy matrices of those two methods; of `random`, only the diagonal is used.
     """
     a, j, r = matrix(accuracy), matrix(joint), np.diag(matrix(random))
     if not len(a) == len(j) == len(r):
@@ -73,5 +79,5 @@ def forgetting_ratios(accuracy: ArrayLike, joint: ArrayLike, random: ArrayLike) 
 
 
 def _change(values: Matrix) -> float:
-    """The mean change of a task's value from when it was learned to the end; 0 for a single task."""
+    """Return the mean change of a task's value from when it was learned to the end; 0 for a single task."""
     return float((values[-1] - np.diag(values))[:-1].mean()) if len(values) > 1 else 0.0

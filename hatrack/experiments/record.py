@@ -1,43 +1,79 @@
-"""What a run leaves behind: one JSON file that says what was run and what came out. Reports are made from these alone."""
+"""The record of a run: one JSON file with its spec and its results. Reports are made from records alone."""
 
 import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
 from hatrack.experiments import metrics
-from hatrack.files import schema
+from hatrack.experiments.record_parts import Curve, Seconds, Spec, TaskInfo
+from hatrack.experiments.record_schema import check_fields
 from hatrack.files.atomic import read_bytes, write
 from hatrack.text import SCARCE
 
 SCHEMA = 1
 
 
-@dataclass
+@dataclass(repr=False)
 class Record:
-    """Entry [t][i] of a matrix: task i after learning task t. All but `seconds` and `versions` follows from `spec`."""
+    """The results of a run. Everything but `seconds` and `versions` follows from `spec`.
 
-    name: str  # of the file; a hash of the spec is part of it
-    spec: dict[str, Any]
-    tasks: list[dict[str, Any]]  # name, classes and sizes of every task
+    Entry [t][i] of a matrix is the value on task i after learning task t, both counted from 0. A value that is not a
+    finite number is None.
+
+    Args:
+        name: the name of the file without its ending; a hash of the spec is part of it.
+        spec: what was run.
+        tasks: the name, the number of classes and the numbers of examples of every task.
+        parameters: how many numbers the method keeps at the end.
+        before: the accuracy on the test data of every task before any training.
+        accuracy: the matrix of accuracies on test data.
+        loss: the matrix of losses on test data.
+        train_loss: the matrix of losses on (some of) the training data.
+        without_task_id: the accuracy on every task at the end if the task id is not given.
+        curves: the training curve of every fit, in order.
+        usage: after each task, the share of every layer that finished tasks have taken.
+        seconds: how long the run took.
+        versions: the versions of the libraries, the device, the engine and the precision.
+        schema: the version of the file format.
+
+    Example:
+        >>> import hatrack as hr
+        >>> record = hr.Record.load("records/smnist-hat-seed0-35e1a86e80eb.json")
+        >>> record
+        Record(benchmark='smnist', method='hat', seed=0, tasks=2, accuracy=0.9915)
+        >>> record.spec.regime["lr"], record.tasks[0].name, record.curves[0].epochs[-1].valid_accuracy
+        (0.05, 'digits 0-4', 0.9934626280235346)
+        >>> record.summary["forgetting"]
+        0.0
+    """
+
+    name: str
+    spec: Spec
+    tasks: list[TaskInfo]
     parameters: int
-    before: list[float]  # accuracy on every task before any learning
-    accuracy: list[list[float]]  # on test data
-    loss: list[list[float]]  # on test data; null in the file: not a finite number
-    train_loss: list[list[float]]  # on (some of) the training data
-    without_task_id: list[float]  # at the end, on test data
-    curves: list[dict[str, Any]]  # per fit: task, best epoch, and lr, loss, valid_loss, valid_accuracy of every epoch
-    usage: list[dict[str, float]] = field(default_factory=list)  # after each task: what is taken of every layer
-    seconds: dict[str, Any] = field(default_factory=dict)
+    before: list[float]
+    accuracy: list[list[float]]
+    loss: list[list[float]]
+    train_loss: list[list[float]]
+    without_task_id: list[float]
+    curves: list[Curve]
+    usage: list[dict[str, float]] = field(default_factory=list)
+    seconds: Seconds = field(default_factory=Seconds)
     versions: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 
+    def __repr__(self) -> str:
+        spec, accuracy = self.spec, metrics.average_accuracy(self.accuracy)
+        what = f"benchmark={spec.benchmark!r}, method={spec.method!r}, seed={spec.seed}"
+        return f"Record({what}, tasks={len(self.tasks)}, accuracy={accuracy:.4f})"
+
     @property
     def summary(self) -> dict[str, float]:
-        """The measures that need no other record."""
+        """The measures that need no other record, by name. See `hatrack.experiments.metrics`."""
         return {
             "accuracy": metrics.average_accuracy(self.accuracy),
             "learning": metrics.learning_accuracy(self.accuracy),
@@ -50,35 +86,51 @@ class Record:
 
     @property
     def capacity(self) -> str:
-        """How full the network is at the end, in words; empty for a method that takes nothing for good."""
+        """A sentence about how full the network is at the end; empty for a method that takes no capacity."""
         taken = {layer: share for layer, share in (self.usage[-1] if self.usage else {}).items() if share is not None}
         if not taken:
             return ""
         fullest = max(taken, key=lambda layer: taken[layer])
         full = [layer for layer, share in taken.items() if 1 - share < SCARCE]
-        said = f"the fullest layer, {fullest}, is {taken[fullest]:.0%} taken"
+        text = f"the fullest layer, {fullest}, is {taken[fullest]:.0%} taken"
         if not full:
-            return said
-        cure = "a wider network or a larger c" if "c" in self.spec["method_options"] else "a wider network"
-        return f"{said}; under {SCARCE:.0%} is free in {len(full)} of {len(taken)}: {cure} leaves more room"
+            return text
+        advice = "a wider network or a larger c" if "c" in self.spec.method_options else "a wider network"
+        return f"{text}; under {SCARCE:.0%} is free in {len(full)} of {len(taken)}: {advice} leaves more room"
 
     @property
     def halvings(self) -> str:
-        """Which tasks were trained with a smaller learning rate because they diverged, in words; empty if none."""
-        halved = [curve for curve in self.curves if curve.get("halved")]
-        said = [f"{self.tasks[curve['task']]['name']!r} {curve['halved']} x" for curve in halved]
-        return f"diverged, so that the learning rate was halved: {', '.join(said)}" if said else ""
+        """A sentence that names the tasks whose learning rate was halved because they diverged; empty if none."""
+        tasks = [f"{self.tasks[curve.task].name!r} {curve.halved} x" for curve in self.curves if curve.halved]
+        return f"diverged, so that the learning rate was halved: {', '.join(tasks)}" if tasks else ""
 
     def save(self, folder: Path | str) -> Path:
-        """Write it whole or not at all."""
+        """Write the record to `folder`, completely or not at all.
+
+        Args:
+            folder: a folder that exists.
+
+        Returns:
+            The path of the file, `folder/name.json`.
+        """
         path = Path(folder) / f"{self.name}.json"
-        text = json.dumps(sign(clean(asdict(self))), indent=1, allow_nan=False)
+        text = json.dumps(sign(self.to_dict()), indent=1, allow_nan=False)
         write(path, text + "\n")
         return path
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a record, or say in one line why it is none, or not as it was written."""
+        """Read the file of a record.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The record.
+
+        Raises:
+            ValueError: the file is not a record, or it was changed after it was written. The message is one line.
+        """
         path = Path(path)
         data = _read(path)
         if not isinstance(data, dict) or type(data.get("schema")) is not int:
@@ -91,58 +143,38 @@ class Record:
         if missing := sorted(names - {"usage"} - set(data)):  # the first records have none
             raise ValueError(f"{path} is not a whole record: {', '.join(missing)} missing")
         try:
-            _check(path, data)
+            check_fields(data)
+            _check_identity(path, data)
         except ValueError as error:
             raise ValueError(f"{path} is not a record: {error}") from None
-        return cls(**{key: data[key] for key in names if key in data})
+        return cls.from_dict(data)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the record that a table of plain values holds, such as `to_dict` returns. Nothing is checked."""
+        plain = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        return cls(**{
+            **plain,
+            "spec": Spec.from_dict(data["spec"]),
+            "tasks": [TaskInfo.from_dict(task) for task in data["tasks"]],
+            "curves": [Curve.from_dict(curve) for curve in data["curves"]],
+            "seconds": Seconds.from_dict(data["seconds"]),
+        })  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as plain values, as its file holds them."""
+        result: dict[str, Any] = clean({
+            **{f.name: getattr(self, f.name) for f in fields(self)},
+            "spec": dict(self.spec.written),
+            "tasks": [task.to_dict() for task in self.tasks],
+            "curves": [curve.to_dict() for curve in self.curves],
+            "seconds": self.seconds.to_dict(),
+        })  # fmt: skip
+        return result
 
 
-# What a record may hold
-
-SHARE = schema.number(0, 1, null=True)
-LOSS = schema.number(-1e39, 1e39, null=True)  # beyond what float32 can hold
-WHOLE = schema.number(0, 2**63, whole=True)
-SECONDS = schema.number(0, 1e12)
-SPEC = schema.fields({
-    "benchmark": schema.text,
-    "method": schema.text,
-    "network": schema.text,
-    "seed": WHOLE,
-    "regime": schema.table(schema.plain),
-    "benchmark_options": schema.table(schema.plain),
-    "network_options": schema.table(schema.plain),
-    "method_options": schema.table(schema.plain),
-})  # fmt: skip
-REGIME = schema.fields({}, {"epochs": WHOLE, "schedule": schema.text})
-TASK = schema.fields({"name": schema.text, "classes": WHOLE}, {"train": WHOLE, "valid": WHOLE, "test": WHOLE})
-EPOCH = schema.fields({"lr": LOSS, "loss": LOSS, "valid_loss": LOSS, "valid_accuracy": SHARE})
-
-
-def _check(path: Path, data: dict[str, Any]) -> None:
-    """Every field is of its kind, none contradicts another, and all of it is as it was written."""
-    schema.items(TASK, least=1)("tasks", data["tasks"])
-    count = len(data["tasks"])
-    curve = {"task": schema.number(0, count - 1, whole=True), "best": WHOLE, "epochs": schema.items(EPOCH)}
-    numbers = schema.items(SHARE, count, what="numbers")
-    whole = {
-        "name": schema.text,
-        "spec": SPEC,
-        "parameters": WHOLE,
-        "before": numbers,
-        "accuracy": schema.matrix(SHARE, count),
-        "loss": schema.matrix(LOSS, count),
-        "train_loss": schema.matrix(LOSS, count),
-        "without_task_id": numbers,
-        "curves": schema.items(schema.fields(curve, {"halved": WHOLE})),
-        "seconds": schema.fields({}, {"total": SECONDS, "learn": schema.items(SECONDS, count)}),
-        "versions": schema.table(schema.plain),
-    }
-    usage = schema.items(schema.table(schema.number(0, null=True)), count if data.get("usage") else 0)
-    schema.fields(whole, {"usage": usage})("", data)
-    schema.table(schema.plain)("spec", {key: v for key, v in data["spec"].items() if not isinstance(v, dict)})
-    REGIME("spec.regime", data["spec"]["regime"])
-    for place, found in enumerate(data["curves"]):
-        schema.number(0, max(1, len(found["epochs"])) - 1, whole=True)(f"curves[{place}].best", found["best"])
+def _check_identity(path: Path, data: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless spec, name, file name and digest belong together."""
     if data["name"] != name_of(data["spec"]):
         raise ValueError(f"its spec is that of {name_of(data['spec'])}, its name {data['name']}")
     if path.stem != data["name"]:
@@ -152,19 +184,19 @@ def _check(path: Path, data: dict[str, Any]) -> None:
 
 
 def name_of(spec: Mapping[str, Any]) -> str:
-    """The name of a run and of its record: readable, and different for every different spec."""
+    """Return the name of a run and of its record: readable, and different for every different spec."""
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
     return f"{spec['benchmark']}-{spec['method']}-seed{spec['seed']}-{digest[:12]}"
 
 
 def sign(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file holds, with a digest of it, so that a change by hand or by accident is noticed."""
+    """Return the data with a digest of it, so that a later change is noticed."""
     plain = {key: value for key, value in data.items() if key != "digest"}
     return {**plain, "digest": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
 
 
 def _read(path: Path) -> Any:
-    """The JSON in a file. NaN and Infinity are no JSON, though Python writes them."""
+    """Return the JSON in a file. Refuse NaN and Infinity: Python writes them, but they are not JSON."""
 
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is not a number")
@@ -177,7 +209,7 @@ def _read(path: Path) -> Any:
 
 
 def clean(value: Any) -> Any:
-    """Numbers that are not finite become None, tuples lists: what JSON can hold."""
+    """Return a value as JSON can hold it: numbers that are not finite become None, tuples become lists."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

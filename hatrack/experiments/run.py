@@ -20,6 +20,7 @@ from hatrack.engine.choice import Engine, Precision, choose_engine
 from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.precision import check_precision, precision_scope
 from hatrack.experiments.record import Record, clean, name_of
+from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, TaskInfo
 from hatrack.experiments.run_folder import RunFolder, unfinished
 from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
@@ -267,11 +268,8 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
     everything = range(len(tasks))
     record = Record(
         name=spec.name,
-        spec=spec.spec,
-        tasks=[
-            {"name": t.name, "classes": t.classes, "train": len(t.train), "valid": len(t.valid), "test": len(t.test)}
-            for t in tasks
-        ],
+        spec=Spec.from_dict(spec.spec),
+        tasks=[TaskInfo(t.name, t.classes, len(t.train), len(t.valid), len(t.test)) for t in tasks],
         parameters=method.num_parameters(),
         before=rows["before"],
         accuracy=[[accuracy for _, accuracy in row] for row in rows["tests"]],
@@ -280,18 +278,17 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
         without_task_id=[without_task_id(method, task.test, everything) for task in tasks],
         curves=[_curve(result) for result in trainer.fits],
         usage=rows["usage"],
-        seconds={"total": spent + time.perf_counter() - began, "learn": rows["seconds"]},
+        seconds=Seconds(total=spent + time.perf_counter() - began, learn=rows["seconds"]),
     )
-    return dataclasses.replace(record, **{k: clean(v) for k, v in vars(record).items()})
+    return Record.from_dict(record.to_dict())  # with None for numbers that are not finite, as a record that was loaded
 
 
 def _score(method: Method, split: Split) -> Score:
     return Evaluation(method, split, wait=wait_for_gpu)()
 
 
-def _curve(result: FitResult) -> dict[str, Any]:
-    halved = {"halved": result.halved} if result.halved else {}
-    return {"task": result.task, "best": result.best, "epochs": [e._asdict() for e in result.epochs], **halved}
+def _curve(result: FitResult) -> Curve:
+    return Curve(result.task, result.best, [CurvePoint(*epoch) for epoch in result.epochs], result.halved)
 
 
 def _some(split: Split, count: int) -> Split:

@@ -1,4 +1,4 @@
-"""How figures look and how they are kept: colours, style, and one figure as SVG for the page and as PNG for slides."""
+"""Colours and style of the figures, and their rendering: as SVG for the page and as PNG for slides."""
 
 import io
 import re
@@ -14,35 +14,35 @@ from matplotlib.figure import Figure
 from hatrack.methods import METHODS
 from hatrack.reporting.tables import REFERENCES, Setting
 
-INK, QUIET, GRID = "#1f2933", "#52606d", "#dde3e9"
-PALETTE = ("#D55E00", "#009E73", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's, safe for colour-blind eyes
+TEXT, MUTED, GRID = "#1f2933", "#52606d", "#dde3e9"
+PALETTE = ("#D55E00", "#009E73", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9")  # of Okabe and Ito, for colour-blind readers
 LINES = ("-", "--", "-.", ":")
 MARKERS = "os^Dv"
-LONGEST = 60  # letters of a name in the name of a file
+MAX_LETTERS = 60  # of a name in a file name
 STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",  # text stays text: it can be searched and read aloud
-    "svg.hashsalt": "hatrack",  # the same figure gets the same ids
+    "svg.fonttype": "none",  # text stays text, so that it can be searched and read aloud
+    "svg.hashsalt": "hatrack",  # the same figure has the same ids
     "text.parse_math": False,  # a task may be called "$x$"
     "font.size": 11,
-    "text.color": INK,
+    "text.color": TEXT,
     "axes.edgecolor": "#9aa5b1",
-    "axes.labelcolor": QUIET,
+    "axes.labelcolor": MUTED,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": GRID,
     "grid.linewidth": 0.7,
-    "xtick.labelcolor": QUIET,
-    "ytick.labelcolor": QUIET,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
     "lines.linewidth": 2,
     "lines.markersize": 4.5,
     "savefig.dpi": 160,
 }
 
 
-class Look(NamedTuple):
-    """How a method is drawn in every figure."""
+class LineStyle(NamedTuple):
+    """How the lines of a method are drawn, in every figure."""
 
     colour: str
     line: str
@@ -51,56 +51,56 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure, finished."""
+    """A rendered figure."""
 
     kind: str  # accuracy, ratio, tasks, matrix or training
-    label: str  # of the method; empty if it shows all of them
+    label: str  # of the method; empty if the figure shows all methods
     name: str  # of the file, without its ending
     svg: str  # empty for a matrix: the page shows it as a table
     png: bytes
 
 
-def looks(settings: list[Setting]) -> dict[str, Look]:
-    """A look per method, the same all over the page."""
+def line_styles(settings: list[Setting]) -> dict[str, LineStyle]:
+    """Return a style for every method by its label; a method has the same style everywhere on the page."""
     order = list(METHODS)
-    methods = {name: records[0].spec["method"] for s in settings for name, records in s.methods.items()}
+    methods = {name: records[0].spec.method for s in settings for name, records in s.methods.items()}
     names = sorted(methods, key=lambda name: (order.index(methods[name]) if methods[name] in order else len(order), name))
-    result = {name: Look(INK if methods[name] == "joint" else "#7b8794", ":", "") for name in names}
+    result = {name: LineStyle(TEXT if methods[name] == "joint" else "#7b8794", ":", "") for name in names}
     for k, name in enumerate(name for name in names if methods[name] not in REFERENCES):
         line = LINES[k // len(PALETTE) % len(LINES)]
-        result[name] = Look(PALETTE[k % len(PALETTE)], line, MARKERS[k % len(MARKERS)])
+        result[name] = LineStyle(PALETTE[k % len(PALETTE)], line, MARKERS[k % len(MARKERS)])
     return result
 
 
 def task_colours(count: int) -> list[str]:
-    """From the first task to the last, from dark to light; the palest yellows are left out."""
+    """Return a colour per task, from dark to light, without the palest yellows."""
     return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0, 0.86, count))]
 
 
-def shade(value: float, low: float, faded: bool = False) -> tuple[str, str]:
-    """The colour of a cell that holds an accuracy, from pale at `low` to dark at 1, and a colour to write on it."""
+def cell_colours(value: float, low: float, faded: bool = False) -> tuple[str, str]:
+    """Return the background of a cell that shows an accuracy, from pale at `low` to dark at 1, and its text colour."""
     if not np.isfinite(value):
-        return "#ffffff", QUIET
-    place = np.clip((value - low) / max(1 - low, 1e-9), 0, 1)
-    colour = np.array(colormaps["YlGnBu"](0.03 + 0.87 * place)[:3])
+        return "#ffffff", MUTED
+    position = np.clip((value - low) / max(1 - low, 1e-9), 0, 1)
+    colour = np.array(colormaps["YlGnBu"](0.03 + 0.87 * position)[:3])
     if faded:
-        return to_hex(tuple(1 - 0.16 * (1 - colour))), QUIET
-    back = to_hex(tuple(colour))
-    return back, ink_on(back)
+        return to_hex(tuple(1 - 0.16 * (1 - colour))), MUTED
+    background = to_hex(tuple(colour))
+    return background, text_colour(background)
 
 
-def ink_on(back: str) -> str:
-    """Black or white, whichever has the higher contrast (WCAG)."""
-    colour = np.array(to_rgb(back))
+def text_colour(background: str) -> str:
+    """Return black or white, whichever has the higher contrast with the background (WCAG)."""
+    colour = np.array(to_rgb(background))
     linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
     return "#000000" if linear @ [0.2126, 0.7152, 0.0722] > 0.179 else "#ffffff"
 
 
 def slugs(names: list[str]) -> list[str]:
-    """A file name for each name: plain letters and digits, no two the same."""
+    """Return a file name for every name, from letters and digits; all are different."""
     result: list[str] = []
     for name in names:
-        slug = re.sub(r"[^a-z0-9.]+", "-", name.lower())[:LONGEST].strip("-.") or "unnamed"
+        slug = re.sub(r"[^a-z0-9.]+", "-", name.lower())[:MAX_LETTERS].strip("-.") or "unnamed"
         unique, number = slug, 1
         while unique in result:
             number += 1
@@ -109,25 +109,25 @@ def slugs(names: list[str]) -> list[str]:
     return result
 
 
-def finish(kind: str, label: str, name: str, figure: Figure, description: str) -> Drawing:
-    """Save a figure in both forms, without dates, so that the same records give the same bytes."""
+def render(kind: str, label: str, name: str, figure: Figure, description: str) -> Drawing:
+    """Render a figure in both formats, without dates, so that the same records give the same bytes."""
     png, svg = io.BytesIO(), io.StringIO()
     figure.savefig(png, format="png", metadata={"Software": None})
     if kind != "matrix":
         figure.savefig(svg, format="svg", metadata={"Date": None})
-    return Drawing(kind, label, name, inline(svg.getvalue(), name, description), png.getvalue())
+    return Drawing(kind, label, name, inline_svg(svg.getvalue(), name, description), png.getvalue())
 
 
-def inline(svg: str, name: str, description: str) -> str:
-    """An SVG file as part of a page: as wide as its place, with ids of its own, and it says what it shows."""
+def inline_svg(svg: str, name: str, description: str) -> str:
+    """Return an SVG file as an element of a page: without a fixed width, with unique ids and a description."""
     for part in (r"<!--.*?-->", r"<metadata>.*?</metadata>", r"<style.*?</style>", r"^.*?(?=<svg )"):
         svg = re.sub(part, "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<[^>]+>", lambda tag: _own(tag[0], name), svg)  # tags alone: a name may look like an attribute
+    svg = re.sub(r"<[^>]+>", lambda tag: _prefix_ids(tag[0], name), svg)  # only in tags: a name may look like an attribute
     box = re.search(r'viewBox="[^"]*"', svg)
     head = f'<svg role="img" aria-label="{escape(description)}" {box[0] if box else ""}>'
     return re.sub(r"^<svg [^>]*>", lambda _: head, svg).replace("xlink:href", "href").strip()
 
 
-def _own(tag: str, name: str) -> str:
-    """A tag whose ids, and references to them, start with `name`, and whose font is the page's."""
+def _prefix_ids(tag: str, name: str) -> str:
+    """Put `name` before the ids of a tag and before its references to ids, and remove its font: the page has its own."""
     return re.sub(r' id="| xlink:href="#|url\(#', rf"\g<0>{name}-", re.sub(r'font-family: [^;"]*;? ?', "", tag))

@@ -1,4 +1,4 @@
-"""The figures of a setting: what every method knows as task after task is learned."""
+"""The figures of a setting: the accuracy of every method as one task after another is learned."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,29 +12,40 @@ from matplotlib.ticker import MaxNLocator
 from hatrack.experiments import metrics
 from hatrack.experiments.metrics import Matrix
 from hatrack.experiments.record import Record
-from hatrack.reporting.drawing import QUIET, STYLE, Drawing, Look, finish, ink_on, shade, slugs, task_colours
+from hatrack.reporting.drawing import (
+    MUTED,
+    STYLE,
+    Drawing,
+    LineStyle,
+    cell_colours,
+    render,
+    slugs,
+    task_colours,
+    text_colour,
+)
 from hatrack.reporting.tables import REFERENCES, Setting, ranking, ratios
 from hatrack.text import shorten
 
-LONGEST = 26  # letters of a name beside a line
-MOST = 20  # tasks that a matrix shows; of a longer sequence an even choice
+MAX_LETTERS = 26  # of a name beside a line
+MAX_TASKS = 20  # in a matrix; of a longer sequence, evenly spaced tasks are shown
 
 
-def draw(setting: Setting, prefix: str, seen: dict[str, Look]) -> list[Drawing]:
-    """All figures of a setting; the names of their files start with `prefix`."""
-    with style.context(["default", STYLE]), warnings.catch_warnings():  # whatever the user's own style is
+def draw(setting: Setting, prefix: str, styles: dict[str, LineStyle]) -> list[Drawing]:
+    """Return all figures of a setting; their file names start with `prefix`."""
+    with style.context(["default", STYLE]), warnings.catch_warnings():  # independent of the user's own matplotlib style
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # names in scripts that the PNG's font lacks
-        return list(_all(setting, prefix, seen))
+        return list(_figures(setting, prefix, styles))
 
 
-def _all(setting: Setting, prefix: str, seen: dict[str, Look]) -> Iterator[Drawing]:
+def _figures(setting: Setting, prefix: str, styles: dict[str, LineStyle]) -> Iterator[Drawing]:
     order = [row.label for row in ranking(setting)]
     accuracy = {name: [100 * metrics.average_accuracies(r.accuracy) for r in setting.methods[name]] for name in order}
-    figure = _lines(_near(setting, accuracy), seen, "average accuracy, %", least=4)
-    yield finish("accuracy", "", f"{prefix}-accuracy", figure, "Average accuracy of the tasks so far against tasks learned")
+    figure = _lines(_without_distant_guessing(setting, accuracy), styles, "average accuracy, %", least=4)
+    yield render("accuracy", "", f"{prefix}-accuracy", figure, "Average accuracy on the tasks so far against tasks learned")
     if ratio := _ratios(setting, order):
-        figure = _lines(_near(setting, ratio), seen, "forgetting ratio ρ≤t", least=0.04)  # noqa: RUF001
-        yield finish("ratio", "", f"{prefix}-forgetting-ratio", figure, "Forgetting ratio against tasks learned")
+        lines = _without_distant_guessing(setting, ratio)
+        figure = _lines(lines, styles, "forgetting ratio ρ≤t", least=0.04)  # noqa: RUF001
+        yield render("ratio", "", f"{prefix}-forgetting-ratio", figure, "Forgetting ratio against tasks learned")
     panels: dict[str, tuple[Callable[[Setting, str], Figure | None], str]] = {
         "tasks": (_tasks, "the accuracy on every task as further tasks are learned"),
         "matrix": (_matrix, "accuracy on every task after learning each task"),
@@ -42,47 +53,50 @@ def _all(setting: Setting, prefix: str, seen: dict[str, Look]) -> Iterator[Drawi
     }
     for kind, (panel, what) in panels.items():
         for name, file in zip(order, slugs(order), strict=True):
-            if kind == "tasks" and _guesses(setting, name):
-                continue  # nothing is learned and nothing lost: flat lines, far below all others
+            if kind == "tasks" and _is_random(setting, name):
+                continue  # only flat lines, far below all others
             if drawn := panel(setting, name):
-                yield finish(kind, name, f"{prefix}-{kind}-{file}", drawn, f"{name}: {what}")
+                yield render(kind, name, f"{prefix}-{kind}-{file}", drawn, f"{name}: {what}")
 
 
 def _ratios(setting: Setting, order: list[str]) -> dict[str, list[Matrix]]:
-    """The forgetting ratios of the methods that have any; empty if only the references do."""
+    """Return the forgetting ratios of the methods that have any; empty if only the references have."""
     found = {name: [ratios(setting, record) for record in setting.methods[name]] for name in order}
     lines = {name: [line for line in group if line is not None] for name, group in found.items()}
     lines = {name: group for name, group in lines.items() if np.isfinite(group).any()}
-    ranked = [name for name in lines if setting.methods[name][0].spec["method"] not in REFERENCES]
+    ranked = [name for name in lines if setting.methods[name][0].spec.method not in REFERENCES]
     return lines if ranked else {}
 
 
-def _guesses(setting: Setting, label: str) -> bool:
-    return bool(setting.methods[label][0].spec["method"] == "random")
+def _is_random(setting: Setting, label: str) -> bool:
+    return setting.methods[label][0].spec.method == "random"
 
 
-def _near(setting: Setting, lines: dict[str, list[Matrix]]) -> dict[str, list[Matrix]]:
-    """Without guessing where it lies so far below the others that it would press them together."""
-    far = {name for name in lines if _guesses(setting, name)}
-    rest = np.array([value for name in lines if name not in far for value in lines[name]])
+def _without_distant_guessing(setting: Setting, lines: dict[str, list[Matrix]]) -> dict[str, list[Matrix]]:
+    """Leave out the reference `random` if it is so far below the other lines that these could not be told apart."""
+    random = {name for name in lines if _is_random(setting, name)}
+    rest = np.array([value for name in lines if name not in random for value in lines[name]])
     if not np.isfinite(rest).all() or not rest.size:
         return lines
     bound = rest.min() - 0.5 * (rest.max() - rest.min())
-    return {name: group for name, group in lines.items() if name not in far or np.max(group) > bound}
+    return {name: group for name, group in lines.items() if name not in random or np.max(group) > bound}
 
 
-def _lines(lines: dict[str, list[Matrix]], seen: dict[str, Look], title: str, least: float) -> Figure:
-    """A line per method: its mean over seeds in a band of one standard deviation, its name at the end."""
+def _lines(lines: dict[str, list[Matrix]], styles: dict[str, LineStyle], title: str, least: float) -> Figure:
+    """Draw a line per method: the mean over seeds, with a band of one standard deviation and the name at the end.
+
+    The y axis spans at least `least`, so that differences too small to matter look small.
+    """
     tasks = len(next(iter(lines.values()))[0])
-    inches = max(2.5, 0.22 * len(lines))  # the height of the axes: their names stand above each other
-    longest = max(len(shorten(name, LONGEST)) for name in lines)
+    inches = max(2.5, 0.22 * len(lines))  # the height of the axes; the names stand above each other beside them
+    longest = max(len(shorten(name, MAX_LETTERS)) for name in lines)
     figure = Figure(figsize=(4.1 + 0.085 * longest, inches + 0.75), layout="constrained")
     axes = figure.add_subplot()
     ends = {}
     for name, group in lines.items():
         values = np.stack(group)
         values[~np.isfinite(values)] = np.nan
-        mean, look, x = values.mean(0), seen[name], np.arange(1, tasks + 1)
+        mean, look, x = values.mean(0), styles[name], np.arange(1, tasks + 1)
         axes.plot(x, mean, color=look.colour, linestyle=look.line, marker=look.marker or ("." if tasks == 1 else ""),
                   markevery=max(1, tasks // 10))  # fmt: skip
         if len(group) > 1:
@@ -91,59 +105,62 @@ def _lines(lines: dict[str, list[Matrix]], seen: dict[str, Look], title: str, le
         if np.isfinite(mean[-1]):
             ends[name] = float(mean[-1])
     low, high = axes.get_ylim()
-    if high - low < least:  # differences too small to matter should look small
+    if high - low < least:
         axes.set_ylim((low + high - least) / 2, (low + high + least) / 2)
     _count_tasks(axes, tasks)
-    axes.set_title(title, loc="left", fontsize=11, color=QUIET)
-    _name_ends(axes, ends, seen, tasks, inches)
+    axes.set_title(title, loc="left", fontsize=11, color=MUTED)
+    _label_ends(axes, ends, styles, tasks, inches)
     return figure
 
 
 def _count_tasks(axes: Axes, tasks: int) -> None:
-    """The x axis counts the tasks learned, from 1."""
+    """Let the x axis count the tasks learned, from 1."""
     axes.set_xlim(1 - 0.04 * tasks, tasks + 0.04 * tasks)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
     axes.set_xlabel("tasks learned")
     axes.tick_params(length=0)
 
 
-def _name_ends(axes: Axes, ends: dict[str, float], seen: dict[str, Look], x: float, inches: float) -> None:
-    """Names beside the ends of the lines, moved apart where they would touch."""
+def _label_ends(axes: Axes, ends: dict[str, float], styles: dict[str, LineStyle], x: float, inches: float) -> None:
+    """Write the names beside the ends of the lines, moved apart where they would overlap."""
     low, high = axes.get_ylim()
     names = sorted(ends, key=lambda name: ends[name])
-    places = apart([ends[name] for name in names], 0.2 / inches * (high - low), high)
-    for name, place in zip(names, places, strict=True):
+    heights = move_apart([ends[name] for name in names], 0.2 / inches * (high - low), high)
+    for name, height in zip(names, heights, strict=True):
         line = {
             "arrowstyle": "-",
-            "color": seen[name].colour,
+            "color": styles[name].colour,
             "linewidth": 1.2,
             "shrinkA": 1,
             "shrinkB": 2,
             "relpos": (0, 0.5),
         }
         beside = axes.get_yaxis_transform()
-        text = shorten(name, LONGEST)
-        axes.annotate(text, (x, ends[name]), (1.07, place), textcoords=beside, va="center", arrowprops=line)
+        text = shorten(name, MAX_LETTERS)
+        axes.annotate(text, (x, ends[name]), (1.07, height), textcoords=beside, va="center", arrowprops=line)
 
 
-def apart(heights: list[float], gap: float, top: float) -> list[float]:
-    """Rising heights moved so that neighbours are `gap` apart and none is above `top`, by little: isotonic regression."""
-    blocks: list[list[float]] = []  # heights less their share of the gaps, in blocks whose means rise
+def move_apart(heights: list[float], gap: float, top: float) -> list[float]:
+    """Move sorted heights as little as possible, so that neighbours are `gap` apart and none is above `top`.
+
+    This is isotonic regression of height k minus k gaps.
+    """
+    blocks: list[list[float]] = []  # heights minus their gaps, in blocks with increasing means
     for k, height in enumerate(heights):
         blocks.append([height - k * gap])
         while len(blocks) > 1 and np.mean(blocks[-2]) >= np.mean(blocks[-1]):
             blocks[-2:] = [blocks[-2] + blocks[-1]]
     levels = [float(np.mean(block)) for block in blocks for _ in block]
-    most = top - (len(heights) - 1) * gap  # a level that no place above the top needs
-    return [min(level, most) + k * gap for k, level in enumerate(levels)]
+    highest = top - (len(heights) - 1) * gap  # the last label is then at the top
+    return [min(level, highest) + k * gap for k, level in enumerate(levels)]
 
 
 def _panel(label: str, height: float, low: float) -> tuple[Figure, Axes]:
-    """One of several small figures of one size and one scale: accuracy from `low` (a fraction) to 100 %."""
+    """Return one of several small figures of the same size and scale: accuracy from `low` (a fraction) to 100 %."""
     figure = Figure(figsize=(2.9, height))
     figure.subplots_adjust(left=0.135, right=0.965, bottom=0.48 / height, top=1 - 0.32 / height)
     axes = figure.add_subplot()
-    axes.set_ylim(100 * low, 100 + 6 * (1 - low))  # room for the markers at 100 %
+    axes.set_ylim(100 * low, 100 + 6 * (1 - low))  # space for the markers at 100 %
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
     axes.tick_params(labelsize=10, length=0)
     axes.set_title(shorten(label, 32), loc="left", fontsize=11, x=-0.13, pad=8)
@@ -152,37 +169,37 @@ def _panel(label: str, height: float, low: float) -> tuple[Figure, Axes]:
 
 
 def _tasks(setting: Setting, label: str) -> Figure:
-    """A line per task, from when it was learned to the end; it begins with the task's number."""
+    """Draw a line per task, from when it was learned to the end; it starts with the number of the task."""
     values = 100 * mean_matrix(setting.methods[label])
-    figure, axes = _panel(label, 2.2, lowest(setting))
+    figure, axes = _panel(label, 2.2, scale_minimum(setting))
     _count_tasks(axes, len(values))
-    every = max(1, round(len(values) / 10))  # with many tasks only some have their numbers written
+    every = max(1, round(len(values) / 10))  # with many tasks, only some numbers are written
     for k, colour in enumerate(task_colours(len(values))):
         axes.plot(np.arange(k, len(values)) + 1, values[k:, k], color=colour, linewidth=1.6)
         if k % every == 0:
             axes.plot(k + 1, values[k, k], "o", color=colour, markersize=10.5, zorder=3)
-            axes.text(k + 1, values[k, k], str(k + 1), color=ink_on(colour), fontsize=7.5, ha="center",
+            axes.text(k + 1, values[k, k], str(k + 1), color=text_colour(colour), fontsize=7.5, ha="center",
                       va="center_baseline", zorder=4)  # fmt: skip
     return figure
 
 
 def _fits(record: Record) -> list[tuple[int, Matrix, int]]:
-    """Of every fit its task, the validation accuracy in percent of every epoch, and the best epoch."""
+    """Return for every fit its task, the validation accuracy of every epoch in percent, and the best epoch."""
     return [
-        (curve["task"], 100 * np.array([e["valid_accuracy"] for e in curve["epochs"]], dtype=np.float64), curve["best"])
+        (curve.task, 100 * np.array([epoch.valid_accuracy for epoch in curve.epochs], dtype=np.float64), curve.best)
         for curve in record.curves
-        if curve["epochs"]
+        if curve.epochs
     ]
 
 
 def _training(setting: Setting, label: str) -> Figure | None:
-    """Validation accuracy in every epoch of the method's first seed, fit after fit; None without any."""
+    """Draw the validation accuracy of every epoch at the method's first seed, fit after fit; None if there is none."""
     first = setting.methods[label][0]
     fits = _fits(first)
     if not any(np.isfinite(values).any() for _, values, _ in fits):
         return None
     everything = [values / 100 for group in setting.methods.values() for _, values, _ in _fits(group[0])]
-    figure, axes = _panel(label, 1.9, _below(np.concatenate(everything)))
+    figure, axes = _panel(label, 1.9, _round_down(np.concatenate(everything)))
     colours = task_colours(len(setting.tasks))
     start = 0
     for task, values, best in fits:
@@ -193,36 +210,36 @@ def _training(setting: Setting, label: str) -> Figure | None:
     axes.set_xlim(0.5, start + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
     axes.grid(False, axis="x")
-    seed = first.spec["seed"]
-    axes.set_xlabel("epochs, all tasks in a row" + ("" if seed == setting.seeds[0] else f", seed {seed}"))
+    seed = first.spec.seed
+    axes.set_xlabel("epochs of all tasks" + ("" if seed == setting.seeds[0] else f", seed {seed}"))
     return figure
 
 
 def mean_matrix(records: list[Record]) -> Matrix:
-    """The accuracy matrix, averaged over seeds."""
+    """Return the accuracy matrix, averaged over seeds."""
     return np.mean([metrics.matrix(record.accuracy) for record in records], axis=0)  # type: ignore[no-any-return]
 
 
-def lowest(setting: Setting) -> float:
-    """Where scales and colours begin: a little below the worst accuracy on a task that was learned, guessing aside."""
-    groups = [group for name, group in setting.methods.items() if not _guesses(setting, name)]
+def scale_minimum(setting: Setting) -> float:
+    """Return where scales and colours start: below the lowest accuracy on a learned task, without the reference `random`."""
+    groups = [group for name, group in setting.methods.items() if not _is_random(setting, name)]
     matrices = map(mean_matrix, groups or setting.methods.values())
-    return _below(np.concatenate([matrix[np.tril_indices(len(matrix))] for matrix in matrices]))
+    return _round_down(np.concatenate([matrix[np.tril_indices(len(matrix))] for matrix in matrices]))
 
 
-def _below(values: Matrix) -> float:
-    """The next whole tenth below all values; at most 0.9."""
+def _round_down(values: Matrix) -> float:
+    """Return the lowest of the values, rounded down to tenths, at most 0.9."""
     return float(np.clip(np.floor(10 * np.nanmin(values)) / 10, 0, 0.9)) if np.isfinite(values).any() else 0.0
 
 
-def chosen(tasks: int) -> list[int]:
-    """The tasks that a matrix shows: all, or an even choice with the first and the last."""
-    return sorted({round(k) for k in np.linspace(0, tasks - 1, min(tasks, MOST))})
+def shown_tasks(tasks: int) -> list[int]:
+    """Return the tasks that a matrix shows: all, or evenly spaced ones with the first and the last."""
+    return sorted({round(k) for k in np.linspace(0, tasks - 1, min(tasks, MAX_TASKS))})
 
 
 def _matrix(setting: Setting, label: str) -> Figure:
-    """The accuracy matrix as a heat map."""
-    shown, low = chosen(len(setting.tasks)), lowest(setting)
+    """Draw the accuracy matrix as a heat map."""
+    shown, low = shown_tasks(len(setting.tasks)), scale_minimum(setting)
     values = mean_matrix(setting.methods[label])[np.ix_(shown, shown)]
     names = [shorten(setting.tasks[k], 18) for k in shown]
     count = len(shown)
@@ -230,10 +247,10 @@ def _matrix(setting: Setting, label: str) -> Figure:
     axes = figure.add_subplot()
     axes.set(xlim=(0, count), ylim=(count, 0), title=shorten(label, 12 + 7 * count))
     for (t, i), value in np.ndenumerate(values):
-        back, ink = shade(value, low, faded=i > t)
-        axes.fill_between([i, i + 1], t, t + 1, color=back, edgecolor="white", linewidth=1)
+        background, colour = cell_colours(value, low, faded=i > t)
+        axes.fill_between([i, i + 1], t, t + 1, color=background, edgecolor="white", linewidth=1)
         text = f"{100 * value:.1f}" if np.isfinite(value) else ""
-        axes.text(i + 0.5, t + 0.5, text, color=ink, ha="center", va="center", fontsize=9)
+        axes.text(i + 0.5, t + 0.5, text, color=colour, ha="center", va="center", fontsize=9)
     axes.grid(False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)

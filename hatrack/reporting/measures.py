@@ -1,5 +1,5 @@
-"""The measures of a ranking: what each is called, what it means, and how its mean and spread over seeds are written."""
-# ruff: noqa: RUF001  (a real minus sign and the Greek rho are meant)
+"""The measures of a ranking: names and explanations, and how their means and standard deviations are written."""
+# ruff: noqa: RUF001  (the minus sign and the Greek rho are intended)
 
 import math
 from collections.abc import Sequence
@@ -11,13 +11,21 @@ MISSING = "—"
 
 
 class Measure(NamedTuple):
-    """A column of the ranking, and how to explain it to a student."""
+    """A column of the ranking.
+
+    Attributes:
+        key: its name in `Record.summary` and in table.csv.
+        title: its name on the page.
+        unit: how its values are written.
+        meaning: an explanation for the glossary of the page.
+        short: its name in the terminal; a measure without one is not shown there.
+    """
 
     key: str
     title: str
     unit: Literal["%", "ratio", "count", "s"]
     meaning: str
-    short: str = ""  # its title in the terminal; those without one are left out there
+    short: str = ""
 
 
 MEASURES = (
@@ -25,81 +33,82 @@ MEASURES = (
         "accuracy",
         "Average accuracy",
         "%",
-        "The share of test examples answered rightly after the last task was learned, averaged over all tasks.",
+        "The share of test examples that are classified correctly after the last task was learned, averaged over all tasks.",
         short="accuracy %",
     ),
     Measure(
         "learning",
         "Learning accuracy",
         "%",
-        "The accuracy on each task right after it was learned, averaged: how well the new is taken in.",
+        "The accuracy on each task immediately after it was learned, averaged over all tasks.",
         short="learning %",
     ),
     Measure(
         "forgetting",
         "Forgetting",
         "ratio",
-        "How far the accuracy on a task has fallen from its best to the end, averaged over all tasks but the last.",
+        "The highest accuracy on a task before the last task was learned, minus its accuracy at the end, averaged over all "
+        "tasks except the last.",
         short="forgetting",
     ),
     Measure(
         "backward",
         "Backward transfer",
         "ratio",
-        "How the accuracy on a task has changed since it was learned: below zero, later tasks have harmed it; above zero, "
-        "they have helped.",
+        "The accuracy on a task at the end, minus its accuracy immediately after it was learned, averaged over all tasks "
+        "except the last. Below zero, later tasks have made it worse; above zero, they have improved it.",
     ),
     Measure(
         "forward",
         "Forward transfer",
         "ratio",
-        "How much better than by the untrained network a task is answered just before its turn: what the tasks before it "
-        "have done for it.",
+        "The accuracy on a task just before it is learned, minus the accuracy of the untrained network on it, averaged over "
+        "all tasks except the first: how much earlier tasks help with a new one.",
     ),
     Measure(
         "without_task_id",
         "Accuracy without task id",
         "%",
-        "The average accuracy at the end when nobody says which task an example belongs to: the most confident answer of "
-        "all tasks counts.",
+        "The average accuracy at the end if the method is not told which task an example belongs to: of the predictions of "
+        "all tasks, the most confident one is taken.",
     ),
     Measure(
         "forgetting_ratio",
         "Forgetting ratio ρ≤T",
         "ratio",
-        "Where the accuracy lies between two references after all T tasks: 0 is as good as joint training on all of them, "
-        "−1 as bad as guessing.",
+        "The accuracy relative to two references after all T tasks: 0 is as good as joint training on all tasks, −1 is as "
+        "bad as guessing.",
         short="ρ≤T",
     ),
-    Measure("parameters", "Parameters", "count", "How many weights the method keeps, those of all tasks together."),
+    Measure("parameters", "Parameters", "count", "How many parameters the method keeps, for all tasks together."),
     Measure(
         "seconds",
         "Seconds",
         "s",
-        "The time that one run took, training and testing; it depends on the machine.",
+        "The time of one run, with training and testing; it depends on the machine.",
         short="seconds",
     ),
 )
 
 
-class Spread(NamedTuple):
+class MeanStd(NamedTuple):
     """Mean and standard deviation over seeds."""
 
     mean: float
-    std: float | None  # of the sample (n - 1); None for a single seed
-    seeds: int  # that have the value
+    std: float | None  # with n - 1 in the denominator; None for a single seed
+    seeds: int  # how many seeds have a finite value
 
 
-def spread(values: Sequence[float]) -> Spread | None:
-    """Over those of the values that are finite; None without any."""
+def mean_std(values: Sequence[float]) -> MeanStd | None:
+    """Return the mean and the standard deviation of the finite values; None if there are none."""
     finite = [v for v in values if math.isfinite(v)]
     if not finite:
         return None
-    return Spread(float(np.mean(finite)), float(np.std(finite, ddof=1)) if len(finite) > 1 else None, len(finite))
+    return MeanStd(float(np.mean(finite)), float(np.std(finite, ddof=1)) if len(finite) > 1 else None, len(finite))
 
 
-def number(measure: Measure, value: float) -> str:
-    """A value as people read it: percent with one decimal, ratios with three, a real minus sign, never minus zero."""
+def format_number(measure: Measure, value: float) -> str:
+    """Return a value as text: percent with one decimal, ratios with three, with a minus sign, but never minus zero."""
     match measure.unit:
         case "%":
             text = f"{100 * value:z.1f}"
@@ -112,6 +121,8 @@ def number(measure: Measure, value: float) -> str:
     return text.replace("-", "−")
 
 
-def deviation(measure: Measure, over: Spread) -> str:
-    """The part behind the mean, "± 0.4"; empty with one seed, and for counts that are all the same."""
-    return "" if over.std is None or (measure.unit == "count" and not over.std) else f"± {number(measure, over.std)}"
+def format_std(measure: Measure, value: MeanStd) -> str:
+    """Return the standard deviation as text, "± 0.4"; empty for a single seed, and for counts that are all equal."""
+    if value.std is None or (measure.unit == "count" and not value.std):
+        return ""
+    return f"± {format_number(measure, value.std)}"

@@ -1,85 +1,84 @@
-"""The page: one HTML file that needs nothing else, neither a network nor a script."""
+"""The page of a report: one HTML file that loads no other file and runs no script."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 
-from hatrack.reporting.drawing import Drawing, Look, shade
-from hatrack.reporting.figures import chosen, lowest, mean_matrix
-from hatrack.reporting.measures import MEASURES, MISSING, Measure, deviation, number
+from hatrack.reporting.drawing import Drawing, LineStyle, cell_colours
+from hatrack.reporting.figures import mean_matrix, scale_minimum, shown_tasks
+from hatrack.reporting.measures import MEASURES, MISSING, Measure, format_number, format_std
 from hatrack.reporting.tables import Row, Setting, option_text, ranking
-from hatrack.reporting.words import caution, counted, story, supply
+from hatrack.reporting.words import caution, count_text, reference_commands, summary
 from hatrack.text import printable
 
 STYLE = Path(__file__).with_name("style.css")
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # nothing is loaded, nothing is run
-PARTS = {  # of a setting: the end of the anchor and the heading
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # nothing may be loaded or run
+PARTS = {  # of a setting, by the end of their anchors
     "ranking": "Ranking",
-    "progress": "From task to task",
-    "tasks": "Every task",
+    "progress": "Average accuracy",
+    "tasks": "Accuracy on each task",
     "matrices": "Accuracy matrices",
-    "training": "Training",
-    "run": "What was run",
+    "training": "Training curves",
+    "run": "Setup",
 }
 
 
-def page(settings: list[Setting], drawings: list[list[Drawing]], looks: dict[str, Look]) -> str:
-    """The whole page, from the settings and the figures of each."""
-    sections = [_section(k + 1, *both, looks) for k, both in enumerate(zip(settings, drawings, strict=True))]
+def page(settings: list[Setting], drawings: list[list[Drawing]], styles: dict[str, LineStyle]) -> str:
+    """Return the page for the settings and the figures of each."""
+    sections = [_section(k + 1, *both, styles) for k, both in enumerate(zip(settings, drawings, strict=True))]
     title = settings[0].title if len(settings) == 1 else f"{settings[0].title} and more"
     return "\n".join([
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">',
-        f"<title>hatrack report: {clear(title)}</title>",
+        f"<title>hatrack report: {escaped(title)}</title>",
         f"<style>\n{STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>",
-        "<header><p>hatrack report</p><h1>What was learned, and what was kept</h1></header>\n<main>",
+        "<header><p>hatrack report</p><h1>Accuracy and forgetting</h1></header>\n<main>",
         _contents(settings) if len(settings) > 1 else "",
         *sections,
         _glossary(),
-        "</main>\n<footer><p>Made from the records alone. Beside this page: table.csv holds every number in full, and "
-        "figures/ every figure as PNG.</p></footer>\n</body>\n</html>\n",
+        "</main>\n<footer><p>This page was made from the records alone. In the same folder, table.csv has all digits of "
+        "every number, and figures/ has every figure as PNG.</p></footer>\n</body>\n</html>\n",
     ])  # fmt: skip
 
 
-def clear(text: object) -> str:
-    """A name from a record as harmless text."""
+def escaped(text: object) -> str:
+    """Return a name from a record as text that HTML cannot take for a tag."""
     return escape(printable(text))
 
 
 def _contents(settings: list[Setting]) -> str:
-    items = "".join(f'<li><a href="#setting-{k + 1}">{clear(s.title)}</a></li>' for k, s in enumerate(settings))
-    return (
-        f"<nav><p>{counted(len(settings), 'setting').capitalize()}. Methods can be compared within one of them, "
-        f"not from one to another.</p><ol>{items}</ol></nav>"
-    )
+    items = "".join(f'<li><a href="#setting-{k + 1}">{escaped(s.title)}</a></li>' for k, s in enumerate(settings))
+    count = count_text(len(settings), "setting").capitalize()
+    text = f"{count}. Compare methods only within a setting, because settings differ in more than the method."
+    return f"<nav><p>{text}</p><ol>{items}</ol></nav>"
 
 
-def _section(index: int, setting: Setting, drawings: list[Drawing], looks: dict[str, Look]) -> str:
-    """Everything about one setting."""
+def _section(index: int, setting: Setting, drawings: list[Drawing], styles: dict[str, LineStyle]) -> str:
+    """Return the section of one setting."""
     rows, anchor = ranking(setting), f"setting-{index}"
     bodies = {
-        "ranking": _ranking(rows, looks) + _supply(setting),
-        "progress": _progress(drawings),
-        "tasks": _every_task(drawings),
-        "matrices": _matrices(setting, [row.label for row in rows], looks),
+        "ranking": _ranking(rows, styles) + _missing_references(setting),
+        "progress": _average_accuracy(drawings),
+        "tasks": _accuracy_by_task(drawings),
+        "matrices": _matrices(setting, [row.label for row in rows], styles),
         "training": _training(setting, drawings),
-        "run": _facts(setting) + _tasks(setting),
+        "run": _setup(setting) + _tasks(setting),
     }
     links = "".join(f'<a href="#{anchor}-{part}">{heading}</a> ' for part, heading in PARTS.items())
     warning = f'<p class="caution">{escape(caution(setting))}</p>' if caution(setting) else ""
     parts = [f'<h3 id="{anchor}-{part}">{PARTS[part]}</h3>\n{body}' for part, body in bodies.items()]
     return "\n".join([
-        f'<section id="{anchor}">\n<h2>{clear(setting.title)}</h2>',
-        f'<p class="story">{escape(story(setting))}</p>\n{warning}\n<nav class="parts">{links}</nav>',
+        f'<section id="{anchor}">\n<h2>{escaped(setting.title)}</h2>',
+        f'<p class="summary">{escape(summary(setting))}</p>\n{warning}\n<nav class="parts">{links}</nav>',
         *parts,
         "</section>",
     ])  # fmt: skip
 
 
 def table(head: Iterable[str], bodies: Iterable[str], kind: str, caption: str = "") -> str:
-    """A table in a box of its own, which scrolls where the table is wider than the screen; `head` holds finished cells."""
+    """Return a table in a box that scrolls if the table is wider than the screen; `head` holds complete cells."""
     title = f"<caption>{caption}</caption>" if caption else ""
     return (
         f'<div class="scroll"><table class="{kind}">{title}\n<thead><tr>{"".join(head)}</tr></thead>\n'
@@ -88,44 +87,46 @@ def table(head: Iterable[str], bodies: Iterable[str], kind: str, caption: str = 
     )
 
 
-def _swatch(label: str, looks: dict[str, Look]) -> str:
+def _coloured_label(label: str, styles: dict[str, LineStyle]) -> str:
+    """Return a method's label behind a dot in the method's colour."""
     first, _, rest = label.partition(" ")
-    dot = f'<span class="swatch" style="background:{looks[label].colour}"></span>'
-    return f'<span class="whole">{dot}{clear(first)}</span> {clear(rest)}'
+    dot = f'<span class="swatch" style="background:{styles[label].colour}"></span>'
+    return f'<span class="nowrap">{dot}{escaped(first)}</span> {escaped(rest)}'
 
 
-def _ranking(rows: list[Row], looks: dict[str, Look]) -> str:
-    """The table of all measures; the references stand below the methods."""
+def _ranking(rows: list[Row], styles: dict[str, LineStyle]) -> str:
+    """Return the table of all measures, with the references below the methods."""
     heads = ['<th scope="col">Method</th><th scope="col">Seeds</th>']
     for m in MEASURES:
         unit = ", %" if m.unit == "%" else ""
         heads.append(f'<th scope="col"><a href="#measure-{m.key}">{m.title}</a>{unit}</th>')
     bodies = []
     for reference in (False, True):
-        group = [_row(row, looks) for row in rows if row.reference == reference]
+        group = [_row(row, styles) for row in rows if row.reference == reference]
         if group and reference:
             name = f'<th scope="rowgroup" colspan="{2 + len(MEASURES)}"><span>References, not ranked</span></th>'
             group.insert(0, f'<tr class="group">{name}</tr>')
         bodies.append(f"<tbody>{''.join(group)}</tbody>" if group else "")
-    return "<p>Mean ± standard deviation over seeds, the best average accuracy first.</p>" + table(heads, bodies, "ranking")
+    text = "The numbers are mean ± standard deviation over seeds. The method with the best average accuracy comes first."
+    return f"<p>{text}</p>" + table(heads, bodies, "ranking")
 
 
-def _row(row: Row, looks: dict[str, Look]) -> str:
+def _row(row: Row, styles: dict[str, LineStyle]) -> str:
     cells = "".join(f"<td>{_cell(measure, row)}</td>" for measure in MEASURES)
-    return f'<tr><th scope="row">{_swatch(row.label, looks)}</th><td>{len(row.seeds)}</td>{cells}</tr>\n'
+    return f'<tr><th scope="row">{_coloured_label(row.label, styles)}</th><td>{len(row.seeds)}</td>{cells}</tr>\n'
 
 
 def _cell(measure: Measure, row: Row) -> str:
-    over = row.measures[measure.key]
-    if over is None:
+    value = row.measures[measure.key]
+    if value is None:
         return MISSING
-    parts = [deviation(measure, over), f"of {counted(over.seeds, 'seed')}" if over.seeds < len(row.seeds) else ""]
-    return number(measure, over.mean) + "".join(f" <small>{part}</small>" for part in parts if part)
+    parts = [format_std(measure, value), f"of {count_text(value.seeds, 'seed')}" if value.seeds < len(row.seeds) else ""]
+    return format_number(measure, value.mean) + "".join(f" <small>{part}</small>" for part in parts if part)
 
 
-def _supply(setting: Setting) -> str:
-    why, commands = supply(setting)
-    listed = "".join(f"<br><code>{clear(line)}</code>" for line in commands)
+def _missing_references(setting: Setting) -> str:
+    why, commands = reference_commands(setting)
+    listed = "".join(f"<br><code>{escaped(line)}</code>" for line in commands)
     return f'<p class="note">{why}{listed}</p>' if commands else ""
 
 
@@ -135,112 +136,106 @@ def _grid(drawings: list[Drawing], *kinds: str) -> str:
     return f'<div class="grid {size}">{"".join(figures)}</div>'
 
 
-def _progress(drawings: list[Drawing]) -> str:
-    text = "The average over the tasks learned so far, with a band of one standard deviation over seeds."
+def _average_accuracy(drawings: list[Drawing]) -> str:
+    text = "The lines show the average over the tasks learned so far; the bands show one standard deviation over seeds."
     if any(d.kind == "ratio" for d in drawings):
         text += " The forgetting ratio is 0 for joint training and −1 for guessing."  # noqa: RUF001
     return f"<p>{text}</p>" + _grid(drawings, "accuracy", "ratio")
 
 
-def _every_task(drawings: list[Drawing]) -> str:
-    text = "A line begins with the number of its task, when that task is learned. A line that falls is a task that is being "
-    text += "forgotten. All panels have one scale, in percent; mean over seeds."
+def _accuracy_by_task(drawings: list[Drawing]) -> str:
+    text = "Each line is a task. It starts, with the number of the task, when the task is learned; where it falls, the task "
+    text += "is being forgotten. The values are accuracies in percent, averaged over seeds, on the same scale in all panels."
     return f"<p>{text}</p>" + _grid(drawings, "tasks")
 
 
-def _matrices(setting: Setting, labels: list[str], looks: dict[str, Look]) -> str:
-    """All accuracy matrices as tables on one scale of colours."""
-    shown, low = chosen(len(setting.tasks)), lowest(setting)
+def _matrices(setting: Setting, labels: list[str], styles: dict[str, LineStyle]) -> str:
+    """Return all accuracy matrices as tables with the same scale of colours."""
+    shown, low = shown_tasks(len(setting.tasks)), scale_minimum(setting)
     some = "" if len(shown) == len(setting.tasks) else f" {len(shown)} of {len(setting.tasks)} tasks are shown."
     steps = [low + (1 - low) * k / 5 for k in range(6)]
-    scale = "".join(_shaded(f"{100 * v:.0f}", v, low, "span") for v in steps)
-    text = (
-        "A row is a moment, after learning a task; a column is a task. Down a column one sees what became of it. Mean over "
-    )
-    text += f"seeds, in percent; faded: not learned yet.{some}"
-    tables = "".join(_matrix(setting, label, shown, low, looks) for label in labels)
-    count = len(shown)  # the widths that a matrix takes on a screen and on paper, and its letters there
+    scale = "".join(_coloured(f"{100 * v:.0f}", v, low, "span") for v in steps)
+    text = "Each row shows the accuracy on all tasks after one task was learned; each column shows how the accuracy on one "
+    text += f"task changes. The values are in percent, averaged over seeds; pale cells are tasks not learned yet.{some}"
+    tables = "".join(_matrix(setting, label, shown, low, styles) for label in labels)
+    count = len(shown)  # it decides the width of a matrix on a screen and on paper, and the size of its letters there
     sizes = f"--wide:{150 + 62 * count}px;--narrow:{90 + 36 * count}px;--letters:{min(8.5, 120 / count):.1f}pt"
     return f'<p>{text}</p><p class="scale">{scale}</p><div class="grid matrices" style="{sizes}">{tables}</div>'
 
 
-def _matrix(setting: Setting, label: str, shown: list[int], low: float, looks: dict[str, Look]) -> str:
+def _matrix(setting: Setting, label: str, shown: list[int], low: float, styles: dict[str, LineStyle]) -> str:
     values = mean_matrix(setting.methods[label])
-    heads = ["<td>after</td>", *(f'<th scope="col">{_unbroken(setting.tasks[i])}</th>' for i in shown)]
+    heads = ["<td>after</td>", *(f'<th scope="col">{_no_wrap(setting.tasks[i])}</th>' for i in shown)]
     rows = []
     for t in shown:
-        cells = [_shaded(_percent(values[t, i]), values[t, i], low, "td", faded=i > t) for i in shown]
-        rows.append(f'<tr><th scope="row">{_unbroken(setting.tasks[t], 18)}</th>{"".join(cells)}</tr>')
-    return table(heads, ["<tbody>", *rows, "</tbody>"], "matrix", _swatch(label, looks))
+        cells = [_coloured(_percent(values[t, i]), values[t, i], low, "td", faded=i > t) for i in shown]
+        rows.append(f'<tr><th scope="row">{_no_wrap(setting.tasks[t], 18)}</th>{"".join(cells)}</tr>')
+    return table(heads, ["<tbody>", *rows, "</tbody>"], "matrix", _coloured_label(label, styles))
 
 
-def _unbroken(name: str, most: int = 0) -> str:
-    """A name that is broken between its words alone, and not at all if it has at most `most` letters."""
-    parts = [name] if len(name) <= most else name.split()
-    return " ".join(f'<span class="whole">{clear(p)}</span>' if len(p) <= max(most, 12) else clear(p) for p in parts)
+def _no_wrap(name: str, short: int = 0) -> str:
+    """Return a name that is wrapped only between words, and not at all if it has at most `short` letters."""
+    parts = [name] if len(name) <= short else name.split()
+    return " ".join(f'<span class="nowrap">{escaped(p)}</span>' if len(p) <= max(short, 12) else escaped(p) for p in parts)
 
 
 def _percent(value: float) -> str:
     return f"{100 * value:.1f}" if math.isfinite(value) else MISSING
 
 
-def _shaded(text: str, value: float, low: float, tag: str, faded: bool = False) -> str:
-    back, ink = shade(value, low, faded)
-    return f'<{tag} style="background:{back};color:{ink}">{text}</{tag}>'
+def _coloured(text: str, value: float, low: float, tag: str, faded: bool = False) -> str:
+    background, colour = cell_colours(value, low, faded)
+    return f'<{tag} style="background:{background};color:{colour}">{text}</{tag}>'
 
 
 def _training(setting: Setting, drawings: list[Drawing]) -> str:
     if not any(d.kind == "training" for d in drawings):
-        return "<p>No record holds validation accuracies.</p>"
-    text = f"Accuracy on validation data in every epoch, in percent, at seed {setting.seeds[0]} where no other is named; "
-    text += "a colour per task as above, a dot where the weights were kept."
+        return "<p>The records hold no validation accuracies.</p>"
+    text = f"The accuracy on validation data in every epoch, in percent, at seed {setting.seeds[0]} unless the panel names "
+    text += "another. Each task has the same colour as above; a dot marks the epoch whose weights were kept."
     if setting.reference("joint", setting.seeds[0]):
-        text += " Joint training starts again with every task, on the data of all tasks so far."
+        text += " With every task, joint training starts again from the initial weights, on the data of all tasks so far."
     return f"<p>{text}</p>" + _grid(drawings, "training")
 
 
-def _facts(setting: Setting) -> str:
-    """Benchmark, network, regime, seeds, versions: all that decided the numbers."""
-    spec = dict(setting.spec)
+def _setup(setting: Setting) -> str:
+    """Return a list of everything that decided the numbers: benchmark, network, regime, seeds, versions."""
+    spec = setting.spec
     facts = {
-        kind: f"{spec.pop(kind)}{_options(spec.pop(f'{kind}_options'), ' (', ')')}" for kind in ("benchmark", "network")
+        "benchmark": spec.benchmark + _options(spec.benchmark_options, " (", ")"),
+        "network": spec.network + _options(spec.network_options, " (", ")"),
+        "regime": _options(spec.regime),
     }
-    facts["regime"] = _options(spec.pop("regime"))
-    facts |= {name.replace("_", " "): option_text(value) or "none" for name, value in spec.items()}
+    named = {"regime", *(f"{kind}{part}" for kind in ("benchmark", "network") for part in ("", "_options"))}
+    facts |= {k.replace("_", " "): option_text(v) or "none" for k, v in setting.common.items() if k not in named}
     facts["seeds"] = option_text(setting.seeds)
     names = dict.fromkeys(name for record in setting.records for name in record.versions)
-    kept = {name: sorted({str(record.versions.get(name, "?")) for record in setting.records}) for name in names}
-    facts["versions"] = ", ".join(f"{name} {' / '.join(values)}" for name, values in kept.items())
-    if halved := [f"{r.spec['method']} seed {r.spec['seed']} {r.halvings}" for r in setting.records if r.halvings]:
+    versions = {name: sorted({str(record.versions.get(name, "?")) for record in setting.records}) for name in names}
+    facts["versions"] = ", ".join(f"{name} {' / '.join(values)}" for name, values in versions.items())
+    if halved := [f"{r.spec.method} seed {r.spec.seed} {r.halvings}" for r in setting.records if r.halvings]:
         facts["learning rates"] = "; ".join(halved)
-    total = sum(float(record.seconds.get("total", 0)) for record in setting.records)
-    facts["time"] = f"{total:,.1f} seconds for {counted(len(setting.records), 'run')} together"
-    return f"<dl>{''.join(f'<dt>{clear(name)}</dt><dd>{clear(text)}</dd>' for name, text in facts.items())}</dl>"
+    total = sum(record.seconds.total or 0 for record in setting.records)
+    facts["time"] = f"{total:,.1f} seconds for {count_text(len(setting.records), 'run')} together"
+    return f"<dl>{''.join(f'<dt>{escaped(name)}</dt><dd>{escaped(text)}</dd>' for name, text in facts.items())}</dl>"
 
 
-def _options(options: dict[str, object], before: str = "", after: str = "") -> str:
+def _options(options: Mapping[str, object], before: str = "", after: str = "") -> str:
     text = ", ".join(f"{name} {option_text(value)}" for name, value in options.items())
     return f"{before}{text}{after}" if text else ""
 
 
 def _tasks(setting: Setting) -> str:
-    """The tasks, as the first seed saw them."""
+    """Return the table of tasks, as they are at the first seed."""
     tasks = setting.records[0].tasks
-    keys = {"classes": "classes", "train": "training", "valid": "validation", "test": "test"}
-    heads = [
-        '<th scope="col">#</th><th scope="col">Task</th>',
-        *(f'<th scope="col">{title}</th>' for title in keys.values()),
-    ]
+    heads = [f'<th scope="col">{title}</th>' for title in ("#", "Task", "classes", "training", "validation", "test")]
     rows = []
-    for k in chosen(len(tasks)):
-        cells = "".join(f"<td>{clear(tasks[k].get(key, MISSING))}</td>" for key in keys)
-        rows.append(f'<tr><td>{k + 1}</td><th scope="row">{clear(tasks[k]["name"])}</th>{cells}</tr>')
-    note = (
-        ""
-        if setting.same_tasks
-        else f"The tasks depend on the seed; these are those of seed {setting.records[0].spec['seed']}."
-    )
-    return (f"<p>{note}</p>" if note else "") + table(heads, ["<tbody>", *rows, "</tbody>"], "tasks")
+    for k in shown_tasks(len(tasks)):
+        task = tasks[k]
+        counts = (task.classes, task.train, task.valid, task.test)
+        cells = "".join(f"<td>{MISSING if count is None else count}</td>" for count in counts)
+        rows.append(f'<tr><td>{k + 1}</td><th scope="row">{escaped(task.name)}</th>{cells}</tr>')
+    note = f"<p>The tasks depend on the seed. These are the tasks of seed {setting.spec.seed}.</p>"
+    return ("" if setting.same_tasks else note) + table(heads, ["<tbody>", *rows, "</tbody>"], "tasks")
 
 
 def _glossary() -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hatrack.experiments.record import Record
 from hatrack.files.atomic import writable, write
-from hatrack.reporting.drawing import looks, slugs
+from hatrack.reporting.drawing import line_styles, slugs
 from hatrack.reporting.figures import draw
 from hatrack.reporting.page import page
 from hatrack.reporting.tables import csv_text, settings
@@ -12,26 +12,44 @@ from hatrack.reporting.tables import csv_text, settings
 __all__ = ["read", "report"]
 
 
-def report(folder: Path, out: Path | None = None) -> Path:
-    """Write report.html, table.csv and figures/*.png for the records in a folder; returns the page's path.
+def report(folder: Path | str, out: Path | str | None = None) -> Path:
+    """Write report.html, table.csv and figures/*.png for the records in a folder.
 
-    The same records give the same bytes, so a report can be made again anywhere.
+    The same records give the same bytes, so that a report can be made again on any machine.
+
+    Args:
+        folder: the folder of the records, the `out` of `hatrack.run`.
+        out: the folder for the report; it is created if needed. The default is `folder`.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        ValueError: there are no records in the folder, one of its JSON files is not a record, or two records of the same
+            run have different results.
+
+    Example:
+        >>> import hatrack as hr
+        >>> spec = hr.Run("smnist", "hat", benchmark_options={"data": "sample"}, regime=hr.Regime(epochs=2))
+        >>> hr.run(spec, "records")
+        >>> hr.report("records")
+        PosixPath('records/report.html')
     """
     found = settings(read(Path(folder)))
     target = writable(Path(out or folder))
-    seen = looks(found)
-    names = slugs([setting.spec["benchmark"] for setting in found])
-    drawings = [draw(setting, name, seen) for setting, name in zip(found, names, strict=True)]
+    styles = line_styles(found)
+    names = slugs([setting.spec.benchmark for setting in found])
+    drawings = [draw(setting, name, styles) for setting, name in zip(found, names, strict=True)]
     figures = writable(target / "figures")
     for drawing in (d for group in drawings for d in group):
         write(figures / f"{drawing.name}.png", drawing.png)
     write(target / "table.csv", csv_text(found))
-    write(target / "report.html", page(found, drawings, seen))
+    write(target / "report.html", page(found, drawings, styles))
     return target / "report.html"
 
 
 def read(folder: Path) -> list[Record]:
-    """All records in a folder; an error in one line for a file that is none."""
+    """Return all records in a folder; raise a ValueError that names the first JSON file that is not a record."""
     if not folder.is_dir():
         raise ValueError(f"no folder {str(folder)!r}; `hatrack run BENCHMARK METHOD --out {folder}` would make one")
     paths = sorted(folder.glob("*.json"))

@@ -1,140 +1,149 @@
-"""What the numbers of a setting say, in sentences that are computed from them."""
+"""Sentences for the page, computed from the records of a setting."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import Any
 
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.experiments.record import clean
-from hatrack.experiments.run import Run
+from hatrack.experiments.record_parts import Spec
 from hatrack.networks import NETWORKS
 from hatrack.options import parameters
 from hatrack.regime import Regime
-from hatrack.reporting.measures import MEASURES, number
-from hatrack.reporting.tables import REFERENCES, Row, Setting, missing, option_text, ranking
+from hatrack.reporting.measures import MEASURES, format_number
+from hatrack.reporting.tables import REFERENCES, Row, Setting, missing_references, option_text, ranking
 from hatrack.text import printable
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 ACCURACY = next(m for m in MEASURES if m.key == "accuracy")
+RUN_OPTIONS = ("heads", "init", "freeze", "train_examples")  # of `hatrack run`, beside those of regime, benchmark, network
+REFERENCE_NAMES = {"joint": "joint training, which keeps the data of all tasks,", "random": "guessing"}
 
 
-def counted(count: int, noun: str) -> str:
-    """six tasks, 20 tasks, one task."""
+def count_text(count: int, noun: str) -> str:
+    """Return a number and a noun: six tasks, 20 tasks, one task."""
     return f"{NUMBERS[count] if count < len(NUMBERS) else count} {noun}{'' if count == 1 else 's'}"
 
 
-def story(setting: Setting) -> str:
-    """The first paragraph: what was done, what was forgotten, and who knew most at the end."""
+def summary(setting: Setting) -> str:
+    """Return the first paragraph: what was run, how much was forgotten, and which method was the most accurate."""
     rows = ranking(setting)
     ranked = [row for row in rows if not row.reference]
-    seeds = sorted({len(row.seeds) for row in rows})
-    times = counted(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
-    tasks = counted(len(setting.tasks), "task")
+    several = len(setting.tasks) > 1
     sentences = [
-        f"A network ({printable(setting.spec['network'])}) learned {tasks}"
-        + (" one after the other" if len(setting.tasks) > 1 else "")
-        + f", by {_by(setting, ranked)}"
-        + (f" and {counted(len(rows) - len(ranked), 'reference')}" if len(rows) > len(ranked) else "")
-        + f", with {times}{' each' if len(rows) > 1 else ''}.",
-        _lost(ranked, tasks) if len(setting.tasks) > 1 else "With a single task there is nothing to forget yet.",
-        _best(rows, ", averaged over all tasks" if len(setting.tasks) > 1 else ""),
+        _what_was_run(setting, rows, ranked),
+        _forgetting(ranked, len(setting.tasks)) if several else "With a single task, nothing can be forgotten.",
+        _accuracy(rows, "average accuracy" if several else "accuracy"),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _by(setting: Setting, ranked: list[Row]) -> str:
-    """three methods; or one method in two variants."""
-    methods = {setting.methods[row.label][0].spec["method"] for row in ranked}
-    variants = f" in {counted(len(ranked), 'variant')}" if len(ranked) > len(methods) else ""
-    return counted(len(methods), "method") + variants
+def _what_was_run(setting: Setting, rows: list[Row], ranked: list[Row]) -> str:
+    """Return, for example: A network (mlp) was trained on six tasks in sequence with three methods, two seeds each."""
+    methods = {setting.methods[row.label][0].spec.method for row in ranked}
+    with_what = count_text(len(methods), "method")
+    with_what += f" in {count_text(len(ranked), 'variant')}" if len(ranked) > len(methods) else ""
+    with_what += f" and {count_text(len(rows) - len(ranked), 'reference')}" if len(rows) > len(ranked) else ""
+    seeds = sorted({len(row.seeds) for row in rows})
+    seeds_text = count_text(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+    tasks = count_text(len(setting.tasks), "task") + (" in sequence" if len(setting.tasks) > 1 else "")
+    each = " each" if len(rows) > 1 else ""
+    return f"A network ({printable(setting.spec.network)}) was trained on {tasks} with {with_what}, {seeds_text}{each}."
 
 
-def _lost(ranked: list[Row], tasks: str) -> str:
-    """After six tasks, sgd had lost 16.3 points on average of what it once knew; hat 0.0."""
-    found = [(row.label, spread.mean) for row in ranked if (spread := row.measures["forgetting"])]
+def _forgetting(ranked: list[Row], tasks: int) -> str:
+    """Return, for example: After six tasks, the average forgetting is 16.3 percentage points for sgd; 0.0 for hat."""
+    found = [(row.label, value.mean) for row in ranked if (value := row.measures["forgetting"])]
     found.sort(key=lambda pair: (-pair[1], pair[0]))
     if not found:
         return ""
-    (first, most), *others = found
-    others = others if len(others) < 4 else others[-1:]  # of many, the one that lost least
-    same = groupby(others, key=lambda pair: number(ACCURACY, pair[1]))
-    rest = [f"{_and([name for name, _ in group])} {value}" for value, group in same]
-    what = f"{number(ACCURACY, most)} points on average of what it once knew"
-    return f"After {tasks}, {first} had lost {'; '.join([what, *rest])}."
+    first, *others = found
+    listed = [first, *(others if len(others) < 4 else others[-1:])]  # of many methods, the two extremes
+    same = groupby(listed, key=lambda pair: format_number(ACCURACY, pair[1]))
+    values = [(value, join_names([name for name, _ in group])) for value, group in same]
+    parts = [f"{value}{'' if k else ' percentage points'} for {names}" for k, (value, names) in enumerate(values)]
+    return f"After {count_text(tasks, 'task')}, the average forgetting is {'; '.join(parts)}."
 
 
-def _best(rows: list[Row], averaged: str) -> str:
-    """Who knew most at the end, and how far that is from the two references."""
-    means = [(row, spread.mean) for row in rows if (spread := row.measures["accuracy"])]
+def _accuracy(rows: list[Row], measure: str) -> str:
+    """Return, for example: At the end, hat had the highest accuracy of all methods, 96.6 %; guessing had 33.7 %."""
+    means = [(row, value.mean) for row in rows if (value := row.measures["accuracy"])]
     ranked = [(row.label, mean) for row, mean in means if not row.reference]
-    parts = []
-    if ranked:
-        share = f"{number(ACCURACY, ranked[0][1])} % of the test examples{averaged}"
-        more = ", more than any other" if len(ranked) > 1 and ranked[0][1] > ranked[1][1] else ""
-        parts.append(f"At the end {ranked[0][0]} was right on {share}{more}")
-    said = {"joint": "joint training, which may keep all data,", "random": "guessing"}
-    parts += [f"{said.get(row.label, row.label)} on {number(ACCURACY, mean)} %" for row, mean in means if row.reference]
-    return f"{'; '.join(parts)}." if ranked else ""
+    if not ranked:
+        return ""
+    best, highest = ranked[0]
+    alone = len(ranked) > 1 and highest > ranked[1][1]
+    what = f"the highest {measure} of all methods," if alone else f"an {measure} of"
+    parts = [f"At the end, {best} had {what} {format_number(ACCURACY, highest)} %"]
+    references = [(REFERENCE_NAMES.get(row.label, row.label), mean) for row, mean in means if row.reference]
+    parts += [f"{name} had {format_number(ACCURACY, mean)} %" for name, mean in references]
+    return f"{'; '.join(parts)}."
 
 
-def _and(names: list[str]) -> str:
-    """a, b and c."""
+def join_names(names: list[str]) -> str:
+    """Return names as in a sentence: a, b and c."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def caution(setting: Setting) -> str:
-    """Why these numbers are not the paper's, if they can't be."""
-    regime, data = setting.spec["regime"], setting.spec["benchmark_options"].get("data")
+    """Return why these numbers cannot be compared with the HAT paper's; empty if nothing prevents it."""
+    regime, data = setting.spec.regime, setting.spec.benchmark_options.get("data")
     reasons = []
     if regime.get("schedule") == "plateau" and regime.get("epochs", 200) < 200:
-        epochs = counted(regime["epochs"], "epoch")
-        reasons.append(f"every task was trained for at most {epochs}, where the HAT paper allows 200")
+        epochs = count_text(regime["epochs"], "epoch")
+        reasons.append(f"every task was trained for at most {epochs}, while the HAT paper allows 200")
     if data == "sample":
         reasons.append("only a small sample of the data was used")
-    what = "A short regime" if len(reasons) == 1 and data != "sample" else "A short run"
-    return f"{what}: {', and '.join(reasons)}. These numbers are not the paper's." if reasons else ""
+    what = "Short training" if len(reasons) == 1 and data != "sample" else "A small experiment"
+    return f"{what}: {', and '.join(reasons)}. Do not compare these numbers with the paper's." if reasons else ""
 
 
-def supply(setting: Setting) -> tuple[str, list[str]]:
-    """What the forgetting ratio lacks, and the commands that would supply it; empty if nothing."""
-    absent = missing(setting)
+def reference_commands(setting: Setting) -> tuple[str, list[str]]:
+    """Return what the forgetting ratio still needs, and the commands that make it; both are empty if nothing is missing."""
+    absent = missing_references(setting)
     if not absent:
         return "", []
-    why = f"The forgetting ratio needs records of {_and(list(REFERENCES))} at the same seeds. To supply them, run this with "
-    why += "the folder of these records as --out:"
+    why = f"The forgetting ratio needs records of {join_names(list(REFERENCES))} at the same seeds. To make them, run the "
+    why += "following, with the folder of these records as --out:"
     return why, [command(setting, method, seeds) for method, seeds in absent.items()]
 
 
 def command(setting: Setting, method: str, seeds: list[int]) -> str:
-    """What to type to run a method in this setting."""
+    """Return the command that runs a method in this setting."""
     spec = setting.spec
-    words = ["hatrack", "run", str(spec["benchmark"]), method]
-    own = BENCHMARKS.entries[spec["benchmark"]].network if spec["benchmark"] in BENCHMARKS else None
-    words += ["--network", str(spec["network"])] if spec["network"] != own else []
-    sources: list[tuple[Callable[..., Any] | None, dict[str, Any]]] = [
-        (Run, spec),
-        (Regime, spec["regime"]),
-        (BENCHMARKS.get(spec["benchmark"]), spec["benchmark_options"]),
-        (NETWORKS.get(spec["network"]), spec["network_options"]),
+    words = ["hatrack", "run", spec.benchmark, method]
+    default = BENCHMARKS.entries[spec.benchmark].network if spec.benchmark in BENCHMARKS else None
+    words += ["--network", spec.network] if spec.network != default else []
+    sources = [
+        (spec.written, {name: getattr(Spec, name) for name in RUN_OPTIONS}),
+        (spec.regime, _defaults(Regime)),
+        (spec.benchmark_options, _defaults(BENCHMARKS.get(spec.benchmark))),
+        (spec.network_options, _defaults(NETWORKS.get(spec.network))),
     ]
-    for entry, values in sources:
-        words += _changed(entry, values) if entry else []
+    for values, defaults in sources:
+        words += _flags(values, defaults)
     return shlex.join([*words, *_seeds(seeds)])
 
 
-def _changed(entry: Callable[..., Any], values: dict[str, Any]) -> list[str]:
-    """The options that differ from their defaults, as on the command line."""
+def _defaults(entry: Callable[..., Any] | None) -> dict[str, Any]:
+    """Return the defaults of the options of a benchmark, network or regime; empty if this version does not know it."""
+    return {name: clean(parameter.default) for name, parameter in parameters(entry).items()} if entry else {}
+
+
+def _flags(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """Return the options that differ from their defaults, as on the command line."""
     words = []
-    for name, parameter in parameters(entry).items():
-        flag, value = name.replace("_", "-"), values.get(name, clean(parameter.default))
-        if value != clean(parameter.default) and not isinstance(value, dict):
+    for name, default in defaults.items():
+        flag, value = name.replace("_", "-"), values.get(name, default)
+        if value != default and not isinstance(value, dict):
             words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", option_text(value)]
     return words
 
 
 def _seeds(seeds: list[int]) -> list[str]:
+    """Return the option that names these seeds: --seed 3, --seeds 0-4 or --seeds 0,2,5."""
     if len(seeds) == 1:
         return ["--seed", str(seeds[0])]
-    whole = seeds[-1] - seeds[0] == len(seeds) - 1  # they rise
-    return ["--seeds", f"{seeds[0]}-{seeds[-1]}" if whole else ",".join(map(str, seeds))]
+    no_gap = seeds[-1] - seeds[0] == len(seeds) - 1  # they are sorted
+    return ["--seeds", f"{seeds[0]}-{seeds[-1]}" if no_gap else ",".join(map(str, seeds))]

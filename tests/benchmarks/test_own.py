@@ -95,7 +95,7 @@ def test_it_runs_from_the_command_line(tmp_path, capsys):
     ]
     assert main(words) == 0
     (path,) = (tmp_path / "o").glob("*.json")
-    assert [t["name"] for t in Record.load(path).tasks] == ["digits", "flowers"]
+    assert [task.name for task in Record.load(path).tasks] == ["digits", "flowers"]
 
 
 def test_the_first_task_may_have_a_single_image(tmp_path):

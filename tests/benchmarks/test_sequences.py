@@ -337,7 +337,7 @@ def test_the_command_line_shows_the_options_of_that_network(capsys):
 def test_a_run_of_a_mixture(random_sets, tmp_path):
     spec = Run("mixture", "sgd", network="mlp", network_options={"widths": (8,)}, regime=Regime(epochs=1))
     record = run(spec, tmp_path)
-    assert [task["name"] for task in record.tasks] == ORDERS.split("\n")[1].split()[1:]
+    assert [task.name for task in record.tasks] == ORDERS.split("\n")[1].split()[1:]
     assert record.parameters == 3072 * 8 + 8 + 293 * 9
     saved = json.loads(next(tmp_path.glob("*.json")).read_text())
     assert saved["spec"]["network"] == "mlp"

@@ -56,11 +56,11 @@ def test_run_writes_records_and_prints_a_table(tmp_path, capsys):
     words = ["run", "smnist", "hat", *SHORT, "--seeds", "0-1", "--out", str(tmp_path), "--c", "0.5", "--optimizer", "adam"]
     assert main([*words, "--lr", "0.001"]) == 0
     records = [Record.load(path) for path in sorted(tmp_path.glob("*.json"))]
-    assert [r.spec["seed"] for r in records] == [0, 1]
-    assert records[0].spec["method_options"]["c"] == 0.5
-    assert records[0].spec["regime"]["optimizer"] == "adam"
-    assert records[0].spec["regime"]["epochs"] == 1
-    assert records[0].spec["network_options"]["widths"] == [10]
+    assert [r.spec.seed for r in records] == [0, 1]
+    assert records[0].spec.method_options["c"] == 0.5
+    assert records[0].spec.regime["optimizer"] == "adam"
+    assert records[0].spec.regime["epochs"] == 1
+    assert records[0].spec.network_options["widths"] == [10]
     shown = capsys.readouterr()
     mean = np.mean([r.summary["accuracy"] for r in records])
     assert f"{100 * mean:.1f}" in shown.out

@@ -36,7 +36,7 @@ def test_side_by_side_gives_the_same_records(tmp_path):
 
 def test_a_run_that_is_named_twice_is_run_once(tmp_path):
     records = run_all([small(seed=seed) for seed in (3, 4, 3)], tmp_path)
-    assert [record.spec["seed"] for record in records] == [3, 4, 3]
+    assert [record.spec.seed for record in records] == [3, 4, 3]
     assert records[0] is records[2]
 
 

@@ -42,7 +42,7 @@ def test_forgetting_takes_the_best_before_the_end_not_the_diagonal():
     # task 0: its best, 0.80, comes after task 1: 0.80 - 0.60 = 0.20; task 1: max(0.30, 0.70) - 0.90 = -0.20: it got better
     a = [[0.70, 0.30, 0.0], [0.80, 0.70, 0.0], [0.60, 0.90, 1.0]]
     assert metrics.forgetting(a) == close(0.0)
-    # two tasks: task 0 rose from 0.5 to 0.7, which 004 counts as a negative forgetting
+    # two tasks: task 0 rose from 0.5 to 0.7, which counts as negative forgetting
     assert metrics.forgetting([[0.5, 0.1], [0.7, 0.9]]) == close(-0.2)
 
 

@@ -9,6 +9,7 @@ import torch
 from filelock import FileLock
 
 from hatrack import Record, Regime, Run, run
+from hatrack.experiments.record_parts import TaskInfo
 from hatrack.experiments.run import build
 from hatrack.methods.evaluate import evaluate
 from tests.helpers.runs import small
@@ -34,12 +35,15 @@ def test_what_a_record_holds(tmp_path):
     spec = small(seed=3)
     record = run(spec, tmp_path)
     assert record == Record.load(tmp_path / f"{spec.name}.json")
-    assert record.spec["regime"]["lr"] == 0.05, "defaults are written out"
-    assert record.spec["method_options"] == {}
-    assert [t["name"] for t in record.tasks] == ["digits 0-4", "digits 5-9"]
-    assert record.tasks[0] == {"name": "digits 0-4", "classes": 5, "train": 1700, "valid": 300, "test": 500}
-    assert [len(curve["epochs"]) for curve in record.curves] == [1, 1]
-    assert set(record.curves[0]["epochs"][0]) == {"lr", "loss", "valid_loss", "valid_accuracy"}
+    assert record.spec.regime["lr"] == 0.05, "defaults are written out"
+    assert record.spec.method_options == {}
+    assert [task.name for task in record.tasks] == ["digits 0-4", "digits 5-9"]
+    assert record.tasks[0] == TaskInfo("digits 0-4", classes=5, train=1700, valid=300, test=500)
+    assert [len(curve.epochs) for curve in record.curves] == [1, 1]
+    written = json.loads((tmp_path / f"{spec.name}.json").read_text())
+    assert set(written["curves"][0]["epochs"][0]) == {"lr", "loss", "valid_loss", "valid_accuracy"}
+    assert record.curves[0].epochs[0].lr == 0.05
+    assert 0 < record.curves[0].epochs[0].valid_accuracy <= 1
     tasks, method = build(spec)
     assert record.before == [evaluate(method, task.test).accuracy for task in tasks]
     assert record.parameters == 784 * 20 + 20 + 2 * (20 * 5 + 5)

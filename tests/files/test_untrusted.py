@@ -24,14 +24,14 @@ import torch
 import hatrack
 from hatrack.datasets import archives as readers
 from hatrack.datasets import cache
-from hatrack.experiments.record import SCHEMA, name_of, sign
+from hatrack.experiments.record import SCHEMA, sign
 from hatrack.files import tensors
 from hatrack.networks.mlp import mlp
 from hatrack.reporting.tables import csv_text, settings
 from hatrack.training.checkpoint import FORMAT
 from tests.helpers import archives, mutations
 from tests.helpers.fuzzing import RUN, Outcome, contents, finished, limits, model, own, program, results, stopped
-from tests.helpers.records import Reader, make, save
+from tests.helpers.records import Reader, make, save, with_spec
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -345,17 +345,17 @@ def test_a_name_with_control_characters_is_refused(name, tmp_path, monkeypatch):
 
 def test_every_name_of_a_record_is_escaped_everywhere(tmp_path):
     record = make(names=(EVIL, "x" * 100_000))
-    record.spec |= {
-        "benchmark": EVIL.replace("/", "|"),  # it is part of a file's name
+    changes = {
+        "benchmark": EVIL.replace("/", "|"),  # it becomes part of a file's name
         "method": EVIL.replace("/", "|"),
         "network": EVIL * 1000,
         "benchmark_options": {"data": EVIL, EVIL: 1},
         "network_options": {EVIL: [EVIL, 1, None]},
         "method_options": {"c": EVIL * 1000, EVIL: EVIL},
-        "regime": {**record.spec["regime"], "schedule": EVIL, EVIL: EVIL},
+        "regime": {**record.spec.regime, "schedule": EVIL, EVIL: EVIL},
         EVIL: EVIL,
     }
-    record.name = name_of(record.spec)
+    record = with_spec(record, **changes)
     record.versions = {EVIL: EVIL, "torch": EVIL}
     save(tmp_path / "runs", [record])
     outcome = program("report", str(tmp_path / "runs"))
@@ -369,8 +369,7 @@ def test_every_name_of_a_record_is_escaped_everywhere(tmp_path):
 
 
 def test_no_cell_of_the_table_is_a_formula():
-    record = make()
-    record.spec["method"] = '=HYPERLINK("http:evil")'
+    record = with_spec(make(), method='=HYPERLINK("http:evil")')
     (row,) = csv.DictReader(io.StringIO(csv_text(settings([record]))))
     assert row["method"] == """'=HYPERLINK("http:evil")"""
 

@@ -1,13 +1,15 @@
-"""Made-up records, and a reader of the page that is made of them."""
+"""Invented records, and a parser for the page that is made from them."""
 
 import re
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hatrack.experiments.record import Record
+from hatrack.experiments.record import Record, name_of
+from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, TaskInfo
 from hatrack.experiments.run import Run
 
 ACCURACY = {  # by method and seed
@@ -23,24 +25,35 @@ ACCURACY = {  # by method and seed
 
 
 def make(method: str = "sgd", seed: int = 0, accuracy: Any = None, names: Any = ("ones", "twos"), **spec: Any) -> Record:
-    """A small record of a run that never was."""
+    """Return a small record without running anything."""
     table = np.array(ACCURACY[method, seed] if accuracy is None else accuracy)
     run = Run("digits-and-clothes", method, seed, **spec)
-    epochs = [{"lr": 0.05, "loss": 1.0, "valid_loss": 1.0, "valid_accuracy": v} for v in (0.5, 0.7, 0.6)]
+    epochs = [CurvePoint(0.05, 1.0, 1.0, valid_accuracy) for valid_accuracy in (0.5, 0.7, 0.6)]
     return Record(
         name=run.name,
-        spec=run.spec,
-        tasks=[{"name": names[k], "classes": 3, "train": 100, "valid": 20, "test": 30} for k in range(len(table))],
+        spec=Spec.from_dict(run.spec),
+        tasks=[TaskInfo(names[k], 3, 100, 20, 30) for k in range(len(table))],
         parameters=1234,
         before=[0.25] * len(table),
         accuracy=table.tolist(),
         loss=(1 - table).tolist(),
         train_loss=(1 - table).tolist(),
         without_task_id=[0.1 * (seed + 1)] * len(table),
-        curves=[] if method == "random" else [{"task": k, "best": 1, "epochs": epochs} for k in range(len(table))],
-        seconds={"total": 10.0 + 2 * seed, "learn": [5.0] * len(table)},
+        curves=[] if method == "random" else [Curve(k, 1, epochs) for k in range(len(table))],
+        seconds=Seconds(total=10.0 + 2 * seed, learn=[5.0] * len(table)),
         versions={"hatrack": "0.1.0", "torch": "2.13.0"},
     )
+
+
+def with_spec(record: Record, **changes: Any) -> Record:
+    """Return a record with other values in its spec, and the name that belongs to them."""
+    spec = record.spec.replace(**changes)
+    return replace(record, spec=spec, name=name_of(spec.written))
+
+
+def in_order(text: str, *parts: str) -> bool:
+    """Whether the parts occur in a text one after another."""
+    return re.search(".*?".join(map(re.escape, parts)), text, re.DOTALL) is not None
 
 
 def save(folder: Path, records: list[Record]) -> Path:
@@ -50,8 +63,17 @@ def save(folder: Path, records: list[Record]) -> Path:
     return folder
 
 
+@dataclass
+class Element:
+    """An element of a page, with all the text inside it."""
+
+    tag: str
+    attributes: dict[str, str]
+    text: str = ""
+
+
 class Reader(HTMLParser):
-    """A page's ids, references and tables, and whether its tags are closed in order."""
+    """A page's elements, ids, references and tables; fails unless its tags are closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -60,7 +82,8 @@ class Reader(HTMLParser):
         self.tags: set[str] = set()
         self.attributes: list[tuple[str, str]] = []
         self.rows: list[list[str]] = []
-        self.open: list[str] = []
+        self.elements: list[Element] = []  # in the order of their opening tags
+        self.open: list[Element] = []
         self.feed(text)
         assert not self.open
 
@@ -74,18 +97,32 @@ class Reader(HTMLParser):
         if tag in ("td", "th"):
             self.rows[-1].append("")
         if tag not in ("meta", "link", "br"):
-            self.open.append(tag)
+            self.open.append(Element(tag, {name: value or "" for name, value in attrs}))
+            self.elements.append(self.open[-1])
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
         self.open.pop()
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+        assert self.open.pop().tag == tag
 
     def handle_data(self, data: str) -> None:
-        if "td" in self.open or "th" in self.open:
+        for element in self.open:
+            element.text += data
+        if {"td", "th"} & {element.tag for element in self.open}:
             self.rows[-1][-1] += data
 
     def row(self, first: str) -> list[str]:
+        """Return the first row of a table that starts with this cell."""
         return next(row for row in ([" ".join(c.split()) for c in r] for r in self.rows) if row and row[0] == first)
+
+    def texts(self, tag: str, **attributes: str) -> list[str]:
+        """Return the texts of all elements with this tag and these attributes; `kind` is the class."""
+        wanted = {"class" if name == "kind" else name: value for name, value in attributes.items()}
+        return [e.text for e in self.elements if e.tag == tag and wanted.items() <= e.attributes.items()]
+
+    def after(self, anchor: str) -> str:
+        """Return the text of the element that follows the one with this id."""
+        place = next(k for k, e in enumerate(self.elements) if e.attributes.get("id") == anchor)
+        return self.elements[place + 1].text

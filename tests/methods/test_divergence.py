@@ -331,10 +331,10 @@ def test_a_killed_run_that_halved_the_rate_ends_with_the_same_record(tmp_path, m
     with pytest.warns(UserWarning, match=r"task 'digits 5-9', epoch \d"):
         whole = run(spec, tmp_path / "whole")
     first, second = whole.curves
-    assert "halved" not in first
-    assert second["halved"] >= 2
-    assert second["epochs"][0]["lr"] == 0.05 / 2 ** second["halved"]
-    assert whole.halvings == f"diverged, so that the learning rate was halved: 'digits 5-9' {second['halved']} x"
+    assert first.halved == 0
+    assert second.halved >= 2
+    assert second.epochs[0].lr == 0.05 / 2**second.halved
+    assert whole.halvings == f"diverged, so that the learning rate was halved: 'digits 5-9' {second.halved} x"
     kills = killed_at(monkeypatch, 0.07, seed=3, most=12)
     tick, seen = Checkpointer.after_step, []
 

@@ -229,4 +229,4 @@ def test_options_on_the_command_line(tmp_path):
     words = ["run", "own", "sgd", "--tasks", str(tmp_path / "tasks.toml"), "--out", str(tmp_path), "--epochs", "1"]
     assert main([*words, "--network", "resnet18", "--width", "2", "--block", "authors", "--dropout", "0.1"]) == 0
     (path,) = tmp_path.glob("*.json")
-    assert Record.load(path).spec["network_options"] == {"width": 2, "dropout": 0.1, "block": "authors"}
+    assert Record.load(path).spec.network_options == {"width": 2, "dropout": 0.1, "block": "authors"}

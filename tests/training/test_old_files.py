@@ -83,7 +83,7 @@ def test_a_run_of_long_ago_goes_on(folder, tmp_path, monkeypatch):
         torch.testing.assert_close(
             torch.tensor(getattr(found, name)), torch.tensor(getattr(expected, name)), rtol=0, atol=1e-4
         )
-    assert [curve["task"] for curve in found.curves] == [0, 1, 2]
+    assert [curve.task for curve in found.curves] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("run-*/*.json")), ids=lambda path: path.parent.name)

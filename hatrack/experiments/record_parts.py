@@ -1,0 +1,133 @@
+"""The typed parts of a record: its spec, its tasks, its training curves and its times. Each reads and writes JSON tables."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, Self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """Everything that decides the outcome of a run.
+
+    A key that an old record lacks has the default that was in effect when the record was written. The table as it was
+    written is kept in `written`, because the name of a record is a hash of it: a missing key is never added to a file.
+
+    Attributes:
+        benchmark: the name of the benchmark.
+        method: the name of the method.
+        network: the name of the network.
+        seed: the seed of the tasks, the initial weights and the training.
+        regime: the fields of the `Regime`, by name. It is a plain table, because a record of another version may hold
+            values that a `Regime` of this version refuses.
+        benchmark_options, network_options, method_options: the values of all options, by name.
+        heads: "multi" or "shared".
+        init: how the weights were initialised.
+        freeze: the patterns of the parts of the network that were not trained.
+        train_examples: how many training examples per task the training loss was measured on; 0 means all.
+        data_digest: the hash of the data, for tasks from a user's own files.
+        written: the table as it stands in the file, with keys that this version does not know.
+    """
+
+    benchmark: str
+    method: str
+    network: str
+    seed: int
+    regime: Mapping[str, Any]
+    benchmark_options: Mapping[str, Any]
+    network_options: Mapping[str, Any]
+    method_options: Mapping[str, Any]
+    heads: str = "multi"
+    init: str = "default"
+    freeze: str = ""
+    train_examples: int = 2000
+    data_digest: str | None = None
+    written: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the typed view of a table such as `Run.spec`."""
+        return cls(**{**_known(cls, data), "written": dict(data)})
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a spec in which some keys have other values, in the fields and in `written`."""
+        return type(self).from_dict({**self.written, **changes})
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """A task of a run: its name, how many classes it has, and how many examples each of its splits has.
+
+    The numbers of examples are None if the file does not hold them.
+    """
+
+    name: str
+    classes: int
+    train: int | None = None
+    valid: int | None = None
+    test: int | None = None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**_known(cls, data))
+
+    def to_dict(self) -> dict[str, Any]:
+        return _present(vars(self))
+
+
+class CurvePoint(NamedTuple):
+    """The values of one epoch. None: not a finite number, or there was no validation data."""
+
+    lr: float
+    loss: float | None
+    valid_loss: float | None
+    valid_accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The training curve of one fit.
+
+    Attributes:
+        task: the index of the task.
+        best: the epoch whose weights were kept, counted from 0.
+        epochs: the values of every epoch.
+        halved: how often the fit diverged and started again with half the learning rate.
+    """
+
+    task: int
+    best: int
+    epochs: list[CurvePoint]
+    halved: int = 0
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        points = [CurvePoint(*(epoch[name] for name in CurvePoint._fields)) for epoch in data["epochs"]]
+        return cls(data["task"], data["best"], points, data.get("halved", 0))
+
+    def to_dict(self) -> dict[str, Any]:
+        halved = {"halved": self.halved} if self.halved else {}  # files of fits that did not diverge have no such key
+        return {"task": self.task, "best": self.best, "epochs": [point._asdict() for point in self.epochs], **halved}
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """The time that a run took, with training and testing, and the time that each task took to learn; None: not known."""
+
+    total: float | None = None
+    learn: list[float] | None = None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**_known(cls, data))
+
+    def to_dict(self) -> dict[str, Any]:
+        return _present(vars(self))
+
+
+def _known(cls: type[Spec] | type[TaskInfo] | type[Seconds], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the fields of a class; other keys belong to later versions."""
+    return {f.name: data[f.name] for f in fields(cls) if f.name in data}
+
+
+def _present(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,51 @@
+"""What the file of a record may hold, field by field."""
+
+from typing import Any
+
+from hatrack.files import schema
+
+SHARE = schema.number(0, 1, null=True)
+LOSS = schema.number(-1e39, 1e39, null=True)  # beyond what float32 can hold
+WHOLE = schema.number(0, 2**63, whole=True)
+SECONDS = schema.number(0, 1e12)
+OPTIONS = schema.table(schema.plain)
+SPEC = schema.fields({
+    "benchmark": schema.text,
+    "method": schema.text,
+    "network": schema.text,
+    "seed": WHOLE,
+    "regime": OPTIONS,
+    "benchmark_options": OPTIONS,
+    "network_options": OPTIONS,
+    "method_options": OPTIONS,
+})  # fmt: skip
+REGIME = schema.fields({}, {"epochs": WHOLE, "schedule": schema.text})
+TASK = schema.fields({"name": schema.text, "classes": WHOLE}, {"train": WHOLE, "valid": WHOLE, "test": WHOLE})
+EPOCH = schema.fields({"lr": LOSS, "loss": LOSS, "valid_loss": LOSS, "valid_accuracy": SHARE})
+
+
+def check_fields(data: dict[str, Any]) -> None:
+    """Raise a ValueError that names the first field that has the wrong type or contradicts another field."""
+    schema.items(TASK, least=1)("tasks", data["tasks"])
+    count = len(data["tasks"])
+    curve = {"task": schema.number(0, count - 1, whole=True), "best": WHOLE, "epochs": schema.items(EPOCH)}
+    numbers = schema.items(SHARE, count, what="numbers")
+    whole = {
+        "name": schema.text,
+        "spec": SPEC,
+        "parameters": WHOLE,
+        "before": numbers,
+        "accuracy": schema.matrix(SHARE, count),
+        "loss": schema.matrix(LOSS, count),
+        "train_loss": schema.matrix(LOSS, count),
+        "without_task_id": numbers,
+        "curves": schema.items(schema.fields(curve, {"halved": WHOLE})),
+        "seconds": schema.fields({}, {"total": SECONDS, "learn": schema.items(SECONDS, count)}),
+        "versions": OPTIONS,
+    }
+    usage = schema.items(schema.table(schema.number(0, null=True)), count if data.get("usage") else 0)
+    schema.fields(whole, {"usage": usage})("", data)
+    OPTIONS("spec", {key: value for key, value in data["spec"].items() if not isinstance(value, dict)})
+    REGIME("spec.regime", data["spec"]["regime"])
+    for index, found in enumerate(data["curves"]):
+        schema.number(0, max(1, len(found["epochs"])) - 1, whole=True)(f"curves[{index}].best", found["best"])

@@ -1,0 +1,99 @@
+"""Settings and rankings: numbers against values worked out here."""
+
+import csv
+import io
+import re
+import statistics
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from hatrack.experiments.record_parts import Seconds
+from hatrack.regime import Regime
+from hatrack.reporting.tables import csv_text, label, ranking, settings, terminal
+from tests.helpers.records import ACCURACY, make, with_spec
+
+EVERYTHING = [make(method, seed) for method, seed in ACCURACY]
+
+
+def test_the_numbers_are_means_and_deviations_over_seeds() -> None:
+    row = next(r for r in ranking(settings(EVERYTHING)[0]) if r.label == "sgd")
+    expected = {
+        "accuracy": [(0.50 + 0.80) / 2, (0.70 + 0.75) / 2],
+        "learning": [(0.90 + 0.80) / 2, (0.80 + 0.75) / 2],
+        "forgetting": [0.90 - 0.50, 0.80 - 0.70],
+        "backward": [0.50 - 0.90, 0.70 - 0.80],
+        "forward": [0.20 - 0.25, 0.30 - 0.25],
+        "without_task_id": [0.1, 0.2],
+        "forgetting_ratio": [
+            ((0.50 - 0.30) / (0.95 - 0.30) + (0.80 - 0.40) / (0.85 - 0.40)) / 2 - 1,
+            ((0.70 - 0.35) / (0.90 - 0.35) + (0.75 - 0.30) / (0.80 - 0.30)) / 2 - 1,
+        ],
+        "parameters": [1234, 1234],
+        "seconds": [10, 12],
+    }
+    assert row.measures.keys() == expected.keys()
+    for key, values in expected.items():
+        found = row.measures[key]
+        assert found is not None
+        assert found.mean == pytest.approx(statistics.mean(values)), key
+        assert found.std == pytest.approx(statistics.stdev(values)), key
+
+
+def test_titles_name_as_few_options_as_tell_settings_apart() -> None:
+    def titles(*regimes: Regime) -> list[str]:
+        records = [make(regime=regime) for regime in regimes]
+        return [setting.title.removeprefix("digits-and-clothes") for setting in settings(records)]
+
+    assert titles(Regime()) == [""]
+    assert set(titles(Regime(epochs=3, lr=0.1), Regime(epochs=4, lr=0.2))) == {" (epochs=3)", " (epochs=4)"}
+    three = titles(Regime(epochs=3, lr=0.1), Regime(epochs=3, lr=0.2), Regime(epochs=4, lr=0.2))
+    assert set(three) == {" (epochs=3, lr=0.1)", " (epochs=3, lr=0.2)", " (epochs=4, lr=0.2)"}, "one does not suffice"
+
+
+def test_labels_name_the_options_that_differ() -> None:
+    assert label(make("hat")) == "hat"
+    assert label(make("hat", method_options={"c": 1.5, "masks": "soft", "smax": 400.0})) == "hat (c=1.5, masks=soft)"
+    unknown = with_spec(make(), method="new", method_options={"a": [1, 2.0], "b": True})
+    assert label(unknown) == "new (a=1,2, b=true)"
+
+
+def test_a_run_counts_once() -> None:
+    again = replace(make(), seconds=Seconds(total=99.0))
+    assert ranking(settings([make(), again])[0])[0].seeds == (0,)
+    with pytest.raises(ValueError, match="same run with different results"):
+        settings([make(), make(accuracy=[[0.1, 0.1], [0.1, 0.1]])])
+
+
+def test_tasks_that_depend_on_the_seed_are_numbered() -> None:
+    assert settings([make(), make(seed=1)])[0].tasks == ["ones", "twos"]
+    assert settings([make(), make(seed=1, names=("threes", "fours"))])[0].tasks == ["task 1", "task 2"]
+
+
+def test_csv_holds_the_ranking_in_full() -> None:
+    setting = settings(EVERYTHING)[0]
+    rows = list(csv.DictReader(io.StringIO(csv_text([setting]))))
+    assert [(row["method"], row["reference"]) for row in rows] == [
+        ("hat", "no"),
+        ("sgd", "no"),
+        ("joint", "yes"),
+        ("random", "yes"),
+    ]
+    for row, expected in zip(rows, ranking(setting), strict=True):
+        assert int(row["seeds"]) == 2
+        for key, value in expected.measures.items():
+            assert value is not None
+            assert (float(row[key]), float(row[f"{key}_std"])) == (value.mean, value.std)
+
+
+def test_the_terminal_shows_the_same_numbers_in_100_columns() -> None:
+    long = {"c": 1.25, "masks": "soft", "protect": "exact", "anneal": "authors", "gate_lr": 0.125}
+    console = Console(width=100, file=io.StringIO(), color_system=None)
+    console.print(terminal(settings([*EVERYTHING, make("hat", method_options=long)])[0]))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= 100
+    assert "…" not in text
+    line = next(line for line in text.splitlines() if "sgd" in line)
+    assert re.split(r"\s{2,}", line.strip()) == [
+        "sgd", "2", "68.8 ± 5.3", "81.2 ± 5.3", "0.250 ± 0.212", "−0.317 ± 0.120", "11.0"]  # noqa: RUF001  # fmt: skip
