@@ -19,14 +19,16 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import filelock
 import numpy as np
 
 from hatrack.datasets.catalog import SETS, DataSet
-from hatrack.files import schema
-from hatrack.files.atomic import read_bytes
+from hatrack.datasets.folder import Note as Note
+from hatrack.datasets.folder import folder as folder
+from hatrack.datasets.folder import note as note
+from hatrack.datasets.folder import place as place
 from hatrack.files.atomic import write as write_file
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -35,40 +37,6 @@ DEFLATED = 1032  # bytes that deflating puts into one, at most
 LONGEST_HEADER = 10_000
 DIMENSIONS, DIGITS = 8, 15  # of a shape, at most
 Arrays = dict[str, np.ndarray[Any, np.dtype[np.uint8]]]
-
-
-class Note(NamedTuple):
-    """What is known of a file in the data folder."""
-
-    digest: str
-    train: int
-    test: int
-    source: str
-    date: str
-
-
-COUNT = schema.number(0, 2**40, whole=True)
-NOTE = schema.fields({"digest": schema.line, "train": COUNT, "test": COUNT, "source": schema.line, "date": schema.line})
-
-
-def folder() -> Path:
-    """Where complete sets lie: $HATRACK_DATA, or the user's cache folder."""
-    if os.environ.get("HATRACK_DATA"):
-        return Path(os.environ["HATRACK_DATA"]).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or cache_folder()) / "hatrack"
-
-
-def cache_folder() -> Path:
-    """The platform's folder for files that can be made again."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    return Path.home() / ".cache"
-
-
-def place(name: str) -> Path:
-    return folder() / f"{name}.npz"
 
 
 def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
@@ -187,19 +155,6 @@ def check(what: str, arrays: Mapping[str, np.ndarray[Any, Any]], spec: DataSet) 
             )
         if part == "train" and not counts.all():
             raise ValueError(f"{what}, {said}: class {counts.argmin()} of {spec.classes} has no example")
-
-
-def note(name: str) -> Note | None:
-    """What was noted when the file was written; None without a note."""
-    path = place(name).with_suffix(".json")
-    if not path.exists():
-        return None
-    try:
-        data = json.loads(read_bytes(path))
-        NOTE("", data)
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path} is not a readable note of {name}.npz: delete it if the data is good") from None
-    return Note(*(data[key] for key in Note._fields))
 
 
 def verified(name: str) -> Arrays:

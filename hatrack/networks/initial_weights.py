@@ -1,10 +1,8 @@
 """Initial weights: PyTorch's own, or Xavier uniform with zero biases (what the HAT paper's text says)."""
 
-from typing import Literal
-
 from torch import nn
 
-Init = Literal["default", "xavier"]
+from hatrack.networks import Init
 
 
 def initialise(module: nn.Module, how: Init) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.experiments.record import clean
-from hatrack.experiments.run import Run
+from hatrack.experiments.spec import Run
 from hatrack.networks import NETWORKS
 from hatrack.options import parameters
 from hatrack.regime import Regime

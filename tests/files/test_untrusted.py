@@ -649,7 +649,7 @@ def test_what_goes_wrong_is_one_line(error, said, monkeypatch):
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("hatrack.cli.listing.everything", fail)
+    monkeypatch.setattr("hatrack.cli.list.everything", fail)
     outcome = program("list")
     refused(outcome, said)
     assert re.fullmatch(r"[^\x00-\x1f]{10,1020}\n", outcome.error)
@@ -659,6 +659,6 @@ def test_an_error_of_ours_is_not_hidden(monkeypatch):
     def fail() -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr("hatrack.cli.listing.everything", fail)
+    monkeypatch.setattr("hatrack.cli.list.everything", fail)
     with pytest.raises(RuntimeError, match="a defect"):
         program("list")
