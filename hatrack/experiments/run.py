@@ -30,6 +30,7 @@ from hatrack.seeds import seeded
 from hatrack.tasks.device import all_to_device
 from hatrack.tasks.split import Split
 from hatrack.tasks.task import Task
+from hatrack.text import printable, shorten
 from hatrack.training.checkpoint import Stopped, stopping
 from hatrack.training.trainer import Progress, Trainer
 
@@ -129,17 +130,18 @@ def stopped_runs(out: Path) -> tuple[list[Run], list[str]]:
     """The runs in a folder that can be continued; and of the others why not."""
     found, others = [], []
     for folder in unfinished(out):
+        why = "it was renamed, or was begun by another version or with other data"
         try:
             spec = Run.from_spec(folder.spec)
             same = spec.name == folder.path.stem
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             same = False
+            if isinstance(error, ValueError):  # such as a method of the user's own whose module is not there
+                why = shorten(printable(error), 300)
         if not folder.spec:
             others.append(f"{folder.path} holds no state that can be used; remove it to start anew")
         elif not same:
-            others.append(
-                f"{folder.path} can't be continued: it was renamed, or was begun by another version or with other data"
-            )
+            others.append(f"{folder.path} can't be continued: {why}")
         elif blocked := folder.blocked:
             others.append(blocked)
         else:
