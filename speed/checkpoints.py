@@ -44,15 +44,15 @@ def single(spec: Run, folder: Path) -> dict[str, tuple[float, float]]:
         return max(file.stat().st_size for file in checkpointer.folder.iterdir()) / 1e6
 
     def fit(method: Method, task: Task, **how: Any) -> None:
-        course = trainer.start(method, task, **how)
+        loop = trainer.start(method, task, **how)
         start = time.perf_counter()
-        course.epoch()  # from now on it has a best state, which is saved as well
-        found["a step"] = (time.perf_counter() - start) / len(course.losses), 0.0
-        found["after a step, if nothing is saved"] = seconds(lambda: checkpointer.after_step(course), 10_000), 0.0
-        found["a fit under way"] = seconds(lambda: checkpointer.save_fit(course)), megabytes()
+        loop.epoch()  # from now on it has a best state, which is saved as well
+        found["a step"] = (time.perf_counter() - start) / len(loop.losses), 0.0
+        found["after a step, if nothing is saved"] = seconds(lambda: checkpointer.after_step(loop), 10_000), 0.0
+        found["a fit under way"] = seconds(lambda: checkpointer.save_fit(loop)), megabytes()
         checkpointer.begin_task(2, method, trainer, {})
         found["the beginning of a task"] = seconds(lambda: checkpointer.begin_task(2, method, trainer, {})), megabytes()
-        found["the end of a fit"] = seconds(lambda: checkpointer.save_fit(course, ended=True)), megabytes()
+        found["the end of a fit"] = seconds(lambda: checkpointer.save_fit(loop, ended=True)), megabytes()
 
     method.learn(tasks[1], fit)
     return found

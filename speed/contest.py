@@ -84,7 +84,7 @@ def ours(engines: list[str], device: torch.device) -> tuple[list[str], list[Row]
     able, rows = [], []
     for engine in engines:
         try:
-            choose_engine(engine, device, 1)
+            choose_engine(engine, device.type, 1)
             able.append(engine)
         except ValueError as error:
             rows.append(Row(named(engine), skipped=str(error).split(";")[0]))
@@ -97,23 +97,23 @@ def named(engine: str) -> str:
 
 def usual(device: torch.device) -> tuple[str, ...]:
     """The rows of the engines that short and long fits have."""
-    found = [choose_engine("auto", device, steps) for steps in (1, PAYS)]
+    found = [choose_engine("auto", device.type, steps) for steps in (1, PAYS)]
     return tuple(dict.fromkeys(named("compiled" if c else "recorded" if r else "eager") for c, r in found))
 
 
 def within_learn(
     fits: list[tuple[Method, Task, Trainer]], then: Callable[[list[FitLoop]], None], begun: tuple[FitLoop, ...] = ()
 ) -> None:
-    """Call `then` with a course for each fit, all begun and none ended: every method is in the midst of its `learn`."""
+    """Call `then` with a loop for each fit, all begun and none ended, while every method is within its `learn`."""
     if not fits:
         then(list(begun))
         return
     method, task, trainer = fits[0]
 
     def fit(method: Method, task: Task, **how: Any) -> None:
-        course = trainer.start(method, task, **how)
-        within_learn(fits[1:], then, (*begun, course))
-        course.close()
+        loop = trainer.start(method, task, **how)
+        within_learn(fits[1:], then, (*begun, loop))
+        loop.close()
 
     method.learn(task, fit)
 
@@ -135,8 +135,8 @@ def small(pair: Pair, engines: list[str], steps: int, rounds: int) -> tuple[Cont
     turns: dict[str, Turn] = {PLAIN: _plain(pair, tasks)}
     versions: dict[str, str] = {}
 
-    def measure(courses: list[FitLoop]) -> None:
-        mine = {named(e): timed(c.epoch, CPU) for e, c in zip(able, courses, strict=True)}
+    def measure(loops: list[FitLoop]) -> None:
+        mine = {named(e): timed(c.epoch, CPU) for e, c in zip(able, loops, strict=True)}
         rows[:0] = in_turns(mine | turns, rounds, steps)
 
     with ExitStack() as running:
@@ -169,12 +169,12 @@ def large(engines: list[str], device: torch.device, count: int, rounds: int, don
     steps = count_batches(len(task.train), BATCH)
     sizes = f"a whole epoch: {len(task.train)} images to train on, {len(task.valid)} to validate"
 
-    def measure(courses: list[FitLoop]) -> None:
+    def measure(loops: list[FitLoop]) -> None:
         for what, theirs, part, unit, per in (
-            ("training", lambda: authors.train(1, *train), lambda c: c._pass(len(c.fitted.epochs)), "step", steps),
+            ("training", lambda: authors.train(1, *train), lambda c: c.train_epoch(len(c.result.epochs)), "step", steps),
             (sizes, lambda: authors.epoch(1, train, valid), lambda c: c.epoch(), "epoch", 1),
         ):
-            mine = {named(e): timed(lambda c=c, part=part: part(c), device) for e, c in zip(able, courses, strict=True)}
+            mine = {named(e): timed(lambda c=c, part=part: part(c), device) for e, c in zip(able, loops, strict=True)}
             rows = in_turns(mine | {AUTHORS: timed(theirs, device)}, rounds, per) + without
             done(Contest(f"{alexnet(device)}: {what}", unit, rows, usual(device)))
 
@@ -211,11 +211,11 @@ def fleet(engine: str, seeds: int, device: torch.device, precision: Precision, e
 
     def work(seed: int) -> None:
         def fit(method: Method, task: Task, **how: Any) -> None:
-            course = Trainer(Regime(clip=HAT.clip), seed=seed, engine=engine).start(method, task, **how)
+            loop = Trainer(Regime(clip=HAT.clip), seed=seed, engine=engine).start(method, task, **how)
             for number in range(WARM + epochs):
-                course._pass(number)  # it ends with a wait for its own work on the GPU
+                loop.train_epoch(number)  # it ends with a wait for its own work on the GPU
                 stamps[seed].append(time.perf_counter())
-            course.close()
+            loop.close()
 
         with precision_scope(precision, device):
             methods[seed].learn(tasks[-1], fit)

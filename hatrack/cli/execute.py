@@ -57,14 +57,17 @@ def run(
     carry_out([Run(benchmark, method, s, network=network, regime=regime, **options) for s in wanted], out, again, **how)
 
 
-def resume(folder: Path, **how: Any) -> None:
+def resume(folder: Path, methods: Sequence[str], **how: Any) -> None:
     """Continue the runs in a folder that were stopped.
 
     Args:
         folder: a folder of records, or the folder NAME.part of one run.
+        methods: methods of the user's own, "module:class", that may be imported.
         how: device, engine, precision, save_every, parallel.
     """
-    runs, others = stopped_runs(folder)
+    for name in methods:
+        METHODS.find(name)  # an error now if there is none
+    runs, others = stopped_runs(folder, methods)
     if not runs:
         raise ValueError("; ".join(others) or f"nothing in {folder} was stopped before its end")
     for why in others:

@@ -3,6 +3,7 @@
 import dataclasses
 import platform
 import time
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -126,13 +127,18 @@ def folder_of(spec: Run, out: Path, *, minutes: float = 5.0) -> RunFolder:
     return RunFolder(out / f"{spec.name}.part", spec.spec, minutes=minutes)
 
 
-def stopped_runs(out: Path) -> tuple[list[Run], list[str]]:
-    """The runs in a folder that can be continued; and of the others why not."""
+def stopped_runs(out: Path, own: Collection[str] = ()) -> tuple[list[Run], list[str]]:
+    """Return the runs in a folder that can be continued; and of the others why not.
+
+    Args:
+        out: a folder of records, or the folder NAME.part of one run.
+        own: methods of the user's own, "module:Class", that may be imported: a file alone never decides that.
+    """
     found, others = [], []
     for folder in unfinished(out):
         why = "it was renamed, or was begun by another version or with other data"
         try:
-            spec = Run.from_spec(folder.spec)
+            spec = Run.from_spec(folder.spec, own)
             same = spec.name == folder.path.stem
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             same = False

@@ -1,7 +1,7 @@
 """What one experiment is: a Run says everything that decides its outcome. This module needs no torch."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
@@ -66,8 +66,15 @@ class Run:
             )
 
     @classmethod
-    def from_spec(cls, spec: Mapping[str, Any]) -> Self:
-        """Return the run that has this spec, the dict that a record holds."""
+    def from_spec(cls, spec: Mapping[str, Any], own: Collection[str] = ()) -> Self:
+        """Return the run that has this spec.
+
+        Args:
+            spec: the dict that a record or a saved state holds.
+            own: methods of the user's own, "module:Class", that may be imported: a file alone never decides that.
+        """
+        if ":" in (method := str(spec["method"])) and method not in own:
+            raise ValueError(f"its method is a user's own; --method {method} allows to import it")
         plain = {key: value for key, value in spec.items() if key != "data_digest"}
         for key in ("benchmark_options", "network_options", "method_options"):
             plain[key] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain[key].items()}

@@ -35,7 +35,9 @@ class FitResult:
 class Fit(Protocol):
     """Trains a method on a task: the `fit` that `learn_task` is given. A `Trainer` is one."""
 
-    regime: Regime
+    @property
+    def regime(self) -> Regime:
+        """The regime of its fits."""
 
     def __call__(
         self, method: "Method", task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any
@@ -100,8 +102,12 @@ class CountedFit:
     """A fit that remembers its results."""
 
     def __init__(self, fit: Fit) -> None:
-        self.fit, self.regime = fit, fit.regime
+        self.fit = fit
         self.results: list[FitResult] = []
+
+    @property
+    def regime(self) -> Regime:
+        return self.fit.regime
 
     def __call__(
         self, method: "Method", task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any

@@ -150,7 +150,7 @@ class FitLoop:
         """Train on the training data once, then validate."""
         number = len(self.result.epochs)
         self.optimizers.set_lr(self.schedule.start(number))
-        loss = self._train(number)
+        loss = self.train_epoch(number)
         score = self.validate() if len(self.task.valid) else None
         if score is not None and not math.isfinite(score.loss):
             raise self._diverged(f"validation loss is {score.loss}")
@@ -161,7 +161,7 @@ class FitLoop:
         if better or not self.best:
             self.result.best = number
 
-    def _train(self, epoch: int) -> float:
+    def train_epoch(self, epoch: int) -> float:
         """All steps of an epoch; return the mean loss of the examples, read from the device once at the end."""
         sizes = []
         self.method.train()

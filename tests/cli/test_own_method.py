@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hatrack import Record
+from hatrack import Record, Run
 from hatrack.__main__ import main
 from hatrack.experiments.record import name_of
 from hatrack.methods import METHODS
@@ -89,7 +89,7 @@ def test_a_run_that_was_stopped_is_continued(module, tmp_path, capsys):
     killed(*words, "--out", "runs", after=3)
     (part,) = tmp_path.glob("runs/*.part")
     capsys.readouterr()
-    assert main(["resume", "runs", "--device", "cpu"]) == 0
+    assert main(["resume", "runs", "--device", "cpu", "--method", name]) == 0
     assert not part.exists()
     whole, found = (next((tmp_path / folder).glob("*.json")) for folder in ("whole", "runs"))
     assert results(whole) == results(found)
@@ -100,11 +100,30 @@ def test_a_stopped_run_whose_module_is_gone(module, tmp_path, capsys, monkeypatc
     killed("run", "smnist", f"{own}:Anchored", *SHORT, "--device", "cpu", "--out", "runs", after=3)
     (tmp_path / f"{own}.py").unlink()
     monkeypatch.delitem(sys.modules, own)
-    assert main(["resume", "runs"]) == 2
+    assert main(["resume", "runs", "--method", f"{own}:Anchored"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert f"there is no module {own!r}" in said
-    assert ".part" in said
+
+
+def test_a_file_alone_never_decides_what_is_imported(module, tmp_path, capsys, monkeypatch):
+    own = module()
+    name = f"{own}:Anchored"
+    killed("run", "smnist", name, *SHORT, "--device", "cpu", "--out", "runs", after=3)
+    main(["run", "smnist", name, *SHORT, "--device", "cpu", "--seed", "1", "--out", "done"])
+    monkeypatch.delitem(sys.modules, own)
+    capsys.readouterr()
+    for words in ([], ["--method", "docs.examples.anchored:Anchored"]):
+        assert main(["resume", "runs", *words]) == 2
+        assert own not in sys.modules
+    said = capsys.readouterr().err.splitlines()
+    assert f"--method {name}" in said[0]
+    assert ".part" in said[0]
+    assert main(["report", "done"]) == 0
+    assert own not in sys.modules
+    with pytest.raises(ValueError, match=name):
+        Run.from_spec(only_record(tmp_path / "done").spec)
+    assert Run.from_spec(only_record(tmp_path / "done").spec, [name]).method == name
 
 
 SOURCES = {  # a module, what is asked of it, and the words that the error must have

@@ -56,16 +56,15 @@ def test_raw_images_are_seen_as_the_task_sees_them():
     index = torch.arange(50)
     raw = task.test.x[task.test.rows[index]]  # (50, 1, 28, 28), uint8
     expected = method(task.test.inputs(index), 1)
-    assert torch.equal(method(raw, 1), expected)
-    assert torch.equal(method(raw[:, 0], task=1), expected)
-    assert torch.equal(method(x=raw, task=torch.ones(50, dtype=torch.int64)), expected)
+    assert torch.equal(method(net.preprocess(raw, 1), 1), expected)
+    assert torch.equal(method(x=net.preprocess(raw, 1), task=torch.ones(50, dtype=torch.int64)), expected)
     assert torch.equal(method.predict(raw[:, 0].numpy(), 1), expected.argmax(1))
     assert torch.equal(method.predict(raw.float() / 255, 1), expected.argmax(1))
     with pytest.warns(UserWarning, match=r"up to \d+ standard deviations off those that were learned"):
         method.predict(raw.float(), 1)
-    assert not torch.equal(method(raw, 0), expected), "task 0 has a view of its own"
+    assert not torch.equal(net.preprocess(raw, 0), net.preprocess(raw, 1)), "task 0 has a transform of its own"
     with pytest.raises(ValueError, match="784 values each, not 1024"):
-        method(torch.zeros(2, 32, 32, dtype=torch.uint8), 1)
+        method.predict(torch.zeros(2, 32, 32, dtype=torch.uint8), 1)
 
 
 def test_raw_images_of_a_float_task():
