@@ -38,6 +38,9 @@ ROOT = Path(__file__).parent.parent.parent
 # No pickle
 
 
+BY_NAME = ("hatrack/__init__.py", "hatrack/registry.py")  # import what tables or the user's own words name, never a file
+
+
 def test_nothing_in_the_package_can_read_a_pickle_or_run_what_it_reads():
     modules = {
         "pickle",
@@ -67,7 +70,9 @@ def test_nothing_in_the_package_can_read_a_pickle_or_run_what_it_reads():
             elif isinstance(node, ast.ImportFrom):
                 assert (node.module or "").split(".")[0] not in modules, where
             elif isinstance(node, ast.Call):
-                assert not calls.fullmatch(ast.unparse(node.func)), where
+                called = ast.unparse(node.func)
+                if not (called == "importlib.import_module" and path.relative_to(ROOT).as_posix() in BY_NAME):
+                    assert not calls.fullmatch(called), where
                 given = {k.arg: k.value for k in node.keywords if k.arg in ("allow_pickle", "weights_only", "shell")}
                 assert all(isinstance(v, ast.Constant) and v.value is False for v in given.values()), where
 
@@ -507,7 +512,7 @@ def test_a_disk_that_fills_up_when_a_method_is_saved(tmp_path):
 
 
 def trunk() -> torch.nn.Module:
-    return hatrack.networks.mlp((1, 4, 4), widths=(24, 24), dropout=0.2, input_dropout=0.1)
+    return hatrack.NETWORKS["mlp"]((1, 4, 4), widths=(24, 24), dropout=0.2, input_dropout=0.1)
 
 
 COMMANDS = {
