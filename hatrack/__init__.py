@@ -11,8 +11,8 @@ from hatrack._version import __version__
 if TYPE_CHECKING:
     from hatrack.benchmarks import BENCHMARKS as BENCHMARKS
     from hatrack.experiments.record import Record as Record
-    from hatrack.experiments.run import Run as Run
     from hatrack.experiments.run import run as run
+    from hatrack.experiments.spec import Run as Run
     from hatrack.methods import METHODS as METHODS
     from hatrack.methods.agem import AGEM as AGEM
     from hatrack.methods.den import DEN as DEN
@@ -85,7 +85,7 @@ PLACES = {
     "Random": "hatrack.methods.random",
     "Record": "hatrack.experiments.record",
     "Regime": "hatrack.regime",
-    "Run": "hatrack.experiments.run",
+    "Run": "hatrack.experiments.spec",
     "SI": "hatrack.methods.si",
     "Split": "hatrack.tasks.split",
     "StableSGD": "hatrack.methods.stable_sgd",

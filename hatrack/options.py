@@ -132,6 +132,17 @@ def check_value(parameter: Parameter, value: Any) -> None:
                 raise ValueError(f"{name} must be at most {sys.float_info.max:g}, not {number!r}")
 
 
+def complete(entry_name: str, entry: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of an entry, given or by default, each checked."""
+    known = parameters(entry)
+    for name, value in options.items():
+        if name not in known:
+            raise ValueError(f"{entry_name} has no option {name!r}; {nearest(name, known)}")
+        check_value(known[name], value)
+    values = {name: options.get(name, p.default) for name, p in known.items()}
+    return {name: float(v) if known[name].type is float else v for name, v in values.items()}
+
+
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "none"}
 
 

@@ -1,10 +1,13 @@
 """Tables of methods, benchmarks and networks: names, what each is, and where it is defined; imported when it is used."""
 
 import importlib
+import inspect
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
 
 from hatrack.options import nearest
 
@@ -38,10 +41,11 @@ class Registry(Mapping[str, T], Generic[T]):
     Args:
         kind: what the entries are, for error messages.
         entries: the rows by name.
+        base: the place of the class of which a user's own entry must be a subclass; "" if users have no entries.
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, Entry]) -> None:
-        self.kind, self.entries = kind, entries
+    def __init__(self, kind: str, entries: Mapping[str, Entry], base: str = "") -> None:
+        self.kind, self.entries, self.base = kind, entries, base
 
     def __getitem__(self, name: str) -> T:
         return load(self.entries[name].place)  # type: ignore[no-any-return]
@@ -62,15 +66,26 @@ class Registry(Mapping[str, T], Generic[T]):
         return self.entries[name]
 
     def find(self, name: str) -> T:
-        """An entry by its name, or a user's own by its place, "module:name"; or an error in one line."""
-        if ":" not in name:
+        """Return an entry by its name, or a user's own by its place.
+
+        Args:
+            name: a name in the table; or "module:name", for a module in the present folder or on Python's path.
+
+        Returns:
+            The class or function.
+
+        Raises:
+            ValueError: there is none of this name, its module can't be imported, or it is of another kind.
+        """
+        if ":" not in name or not self.base:
             return load(self.about(name).place)  # type: ignore[no-any-return]
-        if "" not in sys.path and "." not in sys.path:
-            sys.path.insert(0, "")  # modules in the present folder, as for `python -m`
         try:
-            return load(name)  # type: ignore[no-any-return]
-        except (ImportError, AttributeError, SyntaxError) as error:
-            raise ValueError(f"no {self.kind} {name!r}: {' '.join(str(error).split())}") from None
+            found = load_own(name)
+        except ValueError as error:
+            raise ValueError(f"no {self.kind} {name!r}: {error}") from error.__cause__
+        if not inspect.isclass(found) or not issubclass(found, load(self.base)):
+            raise ValueError(f"{name} is no {self.kind}: it must be a subclass of hatrack.{self.base.partition(':')[2]}")
+        return cast(T, found)
 
     def name_of(self, item: Any) -> str:
         """The name of an entry; of anything else its place, "module:name"."""
@@ -79,9 +94,39 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 def load(place: str) -> Any:
-    """Import what is defined at "module:name"."""
+    """Import what is defined at "module:name" and return it."""
     module, _, name = place.partition(":")
     found = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
     return found
+
+
+def load_own(place: str) -> Any:
+    """Import what a user defined at "module:name", or raise a ValueError that says in one line what is wrong."""
+    module, _, name = place.partition(":")
+    if not all(part.isidentifier() for part in f"{module}.{name}".split(".")):
+        raise ValueError("a class of your own is named MODULE:CLASS, such as mymethods:MyMethod")
+    if "" not in sys.path and "." not in sys.path:
+        sys.path.insert(0, "")  # modules in the present folder, as for `python -m`
+    importlib.invalidate_caches()  # the file may be younger than the last look into its folder
+    try:
+        loaded = importlib.import_module(module)
+    except Exception as error:  # the user's module may raise anything
+        raise ValueError(_why_not_imported(module, error)) from error
+    try:
+        return load(place)
+    except AttributeError:
+        classes = [key for key, value in vars(loaded).items() if isinstance(value, type) and value.__module__ == module]
+        raise ValueError(f"{module} has no {name!r}; {nearest(name, classes)}") from None
+
+
+def _why_not_imported(module: str, error: Exception) -> str:
+    """Say in one line why a module can't be imported: what was raised, and in which line."""
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+        return f"there is no module {error.name!r} in this folder or on Python's path"
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if "importlib" not in f.filename]
+    if frames and not isinstance(error, SyntaxError):  # which names its place itself
+        said += f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+    return f"{module} can't be imported: {said}"

@@ -1,1 +1,3 @@
-"""The command line: one file per command."""
+"""The command line, built with click: one file per command, each imported when it is used."""
+
+from hatrack.cli.group import main as main

@@ -1,125 +1,108 @@
-"""`hatrack data`: what image sets are there, getting them, checking them."""
+"""`hatrack data`: what image sets are there; getting, checking and importing them."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 from rich.console import Console
 from rich.table import Table
 
-from hatrack.datasets import cache
+from hatrack.cli.group import LazyGroup, imported_when_called
+from hatrack.cli.options import FOLDER, beginning
 from hatrack.datasets.catalog import SETS
-from hatrack.datasets.download import get as fetch
-from hatrack.datasets.importing import bring_in, describe
-from hatrack.options import choose
-from hatrack.text import printable
+from hatrack.datasets.folder import folder, note, place
+from hatrack.registry import Entry, Registry
 
-app = typer.Typer(help="Image sets: what is there, getting more, checking them.", no_args_is_help=True)
+_get = imported_when_called("hatrack.cli.image_sets:get")
+_verify = imported_when_called("hatrack.cli.image_sets:verify")
+_bring_in = imported_when_called("hatrack.cli.image_sets:bring_in")
+TITLES = {name: spec.title for name, spec in SETS.items()}
 
 
-@app.command("list")
-def _list() -> None:
-    """What is there and where, and what it would cost to get the rest."""
+COMMANDS: Registry[click.Command] = Registry("command", {
+    "list": Entry("hatrack.cli.data:list_sets", "Show what is there and where, and what it would cost to get the rest."),
+    "get": Entry("hatrack.cli.data:get", "Download sets. What was finished before an interruption is not fetched again."),
+    "verify": Entry("hatrack.cli.data:verify", "Read sets in full and compare them with their digests."),
+    "import": Entry(
+        "hatrack.cli.data:import_sets",
+        "Take copies that you have: .npz files, published files (idx, .mat, archives), or a folder of images per class.",
+    ),
+})  # fmt: skip
+command = LazyGroup("data", "Image sets: show what is there, get more, check them.", COMMANDS)
+
+
+@click.command("list")
+def list_sets() -> None:
+    """Show what is there and where, and what it would cost to get the rest."""
     table = Table("set", "classes", "images", "state", box=None, padding=(0, 2, 0, 0))
     for name, spec in SETS.items():
         table.add_row(name, str(spec.classes), f"{spec.train:,} + {spec.test:,}", state(name))
-    print(f"data folder: {cache.folder()}")
+    print(f"data folder: {folder()}")
     Console().print(table)
 
 
 def state(name: str) -> str:
-    """Here, with what is known of it; or how to get it."""
+    """Return what is known of a set that is here; or how to get it."""
     spec = SETS[name]
-    if not cache.place(name).is_file():
+    if not place(name).is_file():
         return f"{megabytes(spec.size)} to download" if spec.files else "to be imported"
     try:
-        note = cache.note(name)
+        noted = note(name)
     except ValueError:
         return "here, but its note is broken"
-    size = megabytes(cache.place(name).stat().st_size)
-    if note is None:
+    size = megabytes(place(name).stat().st_size)
+    if noted is None:
         return f"here, {size}, put there by hand"
-    if note.train + note.test < spec.train + spec.test:
-        return f"here, {size}, {note.train:,} + {note.test:,} of them"
-    return f"here, {size}{', canonical' if note.digest == spec.digest else ''}"
+    if noted.train + noted.test < spec.train + spec.test:
+        return f"here, {size}, {noted.train:,} + {noted.test:,} of them"
+    return f"here, {size}{', canonical' if noted.digest == spec.digest else ''}"
 
 
 def megabytes(size: int) -> str:
+    """Return a size in bytes as a text."""
     return f"{max(1, round(size / 1e6)):,} MB"
 
 
-@app.command("get")
-def _get(
-    names: Annotated[list[str], typer.Argument(help="the sets, or all", metavar="NAME...")],
-    mirror: Annotated[
-        str, typer.Option(help="address under which the published files lie", envvar="HATRACK_MIRROR", metavar="URL")
-    ] = "",
-    keep: Annotated[bool, typer.Option("--keep", help="keep the downloaded archives as well")] = False,
-) -> None:
-    """Download sets. What was finished before an interruption is not fetched again."""
-    wanted = [name for name, spec in SETS.items() if spec.files] if names == ["all"] else known(names)
+@click.command("get")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=beginning({"all": "", **TITLES}))
+@click.option(
+    "--mirror",
+    default="",
+    envvar="HATRACK_MIRROR",
+    metavar="URL",
+    help="address under which the published files lie [$HATRACK_MIRROR]",
+)
+@click.option("--keep", is_flag=True, help="keep the downloaded archives as well")
+def get(names: tuple[str, ...], mirror: str, keep: bool) -> None:
+    """Download sets. What was finished before an interruption is not fetched again.
 
-    def one(name: str) -> str:
-        note = fetch(name, mirror, keep)
-        return "already there" if note is None else describe(name, note)
-
-    each(wanted, one)
-
-
-@app.command("verify")
-def _verify(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="the sets (default: all that are there)", metavar="NAME...")
-    ] = None,
-) -> None:
-    """Read sets in full and compare them with their digests."""
-    wanted = known(names) if names else [name for name in SETS if cache.place(name).is_file()]
-    if not wanted:
-        print(f"there are no sets in {cache.folder()}")
-    each(wanted, verify)
+    NAME is a set, or all.
+    """
+    _get(names, mirror, keep)
 
 
-def verify(name: str) -> str:
-    """What a set is, or an error."""
-    if not cache.place(name).is_file():
-        raise FileNotFoundError(f"there is no {cache.place(name)}")
-    arrays, note = cache.verified(name), cache.note(name)
-    found = cache.Note(cache.digest(arrays), len(arrays["y_train"]), len(arrays["y_test"]), "", "")
-    known_by = f"as {note.source} on {note.date}" if note else "put there by hand: counts, shapes and labels are good"
-    return f"{describe(name, found)}, {known_by}"
+@click.command("verify")
+@click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=beginning(TITLES))
+def verify(names: tuple[str, ...]) -> None:
+    """Read sets in full and compare them with their digests.
+
+    NAME is a set; by default all that are there.
+    """
+    _verify(names)
 
 
-@app.command("import")
-def _import(
-    path: Annotated[Path, typer.Argument(help="a folder or file")],
-    name: Annotated[str, typer.Option(help="the set it is, where that can't be seen", metavar="NAME")] = "",
-    replace: Annotated[bool, typer.Option("--replace", help="replace a set that is already there")] = False,
-) -> None:
-    """Take copies that you have: .npz files, published files (idx, .mat, archives), or a folder of images per class."""
-    for line in bring_in(path, name, replace):
-        print(printable(line), flush=True)
+@click.command("import")
+@click.argument("path", type=FOLDER)
+@click.option(
+    "--name",
+    default="",
+    metavar="NAME",
+    help="the set it is, where that can't be seen",
+    shell_complete=beginning(TITLES),
+)
+@click.option("--replace", is_flag=True, help="replace a set that is already there")
+def import_sets(path: Path, name: str, replace: bool) -> None:
+    """Take copies that you have: .npz files, published files (idx, .mat, archives), or a folder of images per class.
 
-
-def known(names: Sequence[str]) -> list[str]:
-    for name in names:
-        choose("data set", name, SETS)
-    return list(dict.fromkeys(names))
-
-
-def each(names: Sequence[str], work: Callable[[str], str]) -> None:
-    """Do all, then fail if some failed, with a line for each on the way."""
-    failures = []
-    for name in names:
-        try:
-            print(f"{name}: {work(name)}", flush=True)
-        except (ValueError, OSError) as error:
-            failures.append(error)
-    if len(failures) == 1:
-        raise failures[0]
-    if failures:
-        raise ValueError("; ".join(map(str, failures)))
-
-
-if __name__ == "__main__":
-    app()
+    PATH is a folder or file.
+    """
+    _bring_in(path, name, replace)

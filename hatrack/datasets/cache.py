@@ -19,14 +19,16 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import filelock
 import numpy as np
 
 from hatrack.datasets.catalog import SETS, DataSet
-from hatrack.files import schema
-from hatrack.files.atomic import read_bytes
+from hatrack.datasets.folder import Note as Note
+from hatrack.datasets.folder import folder as folder
+from hatrack.datasets.folder import note as note
+from hatrack.datasets.folder import place as place
 from hatrack.files.atomic import write as write_file
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -35,49 +37,6 @@ DEFLATED = 1032  # the largest factor by which deflate compresses
 LONGEST_HEADER = 10_000
 DIMENSIONS, DIGITS = 8, 15  # the largest number of dimensions of an array, and of digits of a size
 Arrays = dict[str, np.ndarray[Any, np.dtype[np.uint8]]]
-
-
-class Note(NamedTuple):
-    """The metadata of a set in the data folder.
-
-    Attributes:
-        digest: see `digest`.
-        train: the number of training images.
-        test: the number of test images.
-        source: how it got there: "downloaded" or "imported from ...".
-        date: when it got there.
-    """
-
-    digest: str
-    train: int
-    test: int
-    source: str
-    date: str
-
-
-COUNT = schema.number(0, 2**40, whole=True)
-NOTE = schema.fields({"digest": schema.line, "train": COUNT, "test": COUNT, "source": schema.line, "date": schema.line})
-
-
-def folder() -> Path:
-    """Return the data folder: $HATRACK_DATA, or a folder in the user's cache folder."""
-    if os.environ.get("HATRACK_DATA"):
-        return Path(os.environ["HATRACK_DATA"]).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or cache_folder()) / "hatrack"
-
-
-def cache_folder() -> Path:
-    """Return the platform's folder for files that can be downloaded or computed again."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    return Path.home() / ".cache"
-
-
-def place(name: str) -> Path:
-    """Return the path of a set's .npz file in the data folder."""
-    return folder() / f"{name}.npz"
 
 
 def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
@@ -204,19 +163,6 @@ def check(what: str, arrays: Mapping[str, np.ndarray[Any, Any]], spec: DataSet) 
             )
         if part == "train" and not counts.all():
             raise ValueError(f"{what}, {said}: class {counts.argmin()} of {spec.classes} has no example")
-
-
-def note(name: str) -> Note | None:
-    """Return the metadata that was written with a set; None if there is none."""
-    path = place(name).with_suffix(".json")
-    if not path.exists():
-        return None
-    try:
-        data = json.loads(read_bytes(path))
-        NOTE("", data)
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path} is not readable metadata of {name}.npz: delete it if the data is good") from None
-    return Note(*(data[key] for key in Note._fields))
 
 
 def verified(name: str) -> Arrays:

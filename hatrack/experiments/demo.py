@@ -1,6 +1,6 @@
 """The demonstration: six small tasks on real images, learned one after the other by methods that forget and by HAT."""
 
-from hatrack.experiments.run import Run
+from hatrack.experiments.spec import Run
 from hatrack.regime import Regime
 
 METHODS = ("sgd", "frozen", "hat", "joint", "random")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -184,9 +185,13 @@ def _check_identity(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def name_of(spec: Mapping[str, Any]) -> str:
-    """Return the name of a run and of its record: readable, and different for every different spec."""
+    """Return the name of a run and of its record: readable, and different for every different spec.
+
+    A method of a user's own has a name such as "mymethods:MyMethod"; what can't stand in the name of a file becomes "-".
+    """
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
-    return f"{spec['benchmark']}-{spec['method']}-seed{spec['seed']}-{digest[:12]}"
+    method = re.sub(r"[^\w-]", "-", str(spec["method"]))
+    return f"{spec['benchmark']}-{method}-seed{spec['seed']}-{digest[:12]}"
 
 
 def sign(data: Mapping[str, Any]) -> dict[str, Any]:

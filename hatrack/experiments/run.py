@@ -1,132 +1,40 @@
-"""One experiment: a Run says everything that decides its outcome, and `run` carries it out."""
+"""One experiment: `run` carries out what a Run specifies, and continues a run that was stopped."""
 
-import dataclasses
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Collection
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
 import numpy as np
 import torch
 
 from hatrack._version import __version__
 from hatrack.benchmarks import BENCHMARKS
-from hatrack.benchmarks.custom import fingerprint
 from hatrack.engine.choice import Engine, Precision, choose_engine
 from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.precision import check_precision, precision_scope
-from hatrack.experiments.record import Record, clean, name_of
+from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, TaskInfo
 from hatrack.experiments.run_folder import RunFolder, unfinished
+from hatrack.experiments.spec import Run as Run
 from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
 from hatrack.methods.evaluate import Evaluation, Score, without_task_id
 from hatrack.methods.fit import FitResult
 from hatrack.methods.method import Method
 from hatrack.networks import NETWORKS
-from hatrack.networks.initial_weights import Init, initialise
+from hatrack.networks.initial_weights import initialise
 from hatrack.networks.network import Network
-from hatrack.options import Option, check, check_value, nearest, parameters
-from hatrack.regime import Regime
-from hatrack.registry import Registry
 from hatrack.seeds import seeded
 from hatrack.tasks.device import all_to_device
 from hatrack.tasks.split import Split
 from hatrack.tasks.task import Task
+from hatrack.text import printable, shorten
 from hatrack.training.checkpoint import Stopped, stopping
 from hatrack.training.progress import Progress
 from hatrack.training.trainer import Trainer
-
-
-@dataclass(frozen=True)
-class Run:
-    """The complete specification of an experiment. Options that are not given take their defaults.
-
-    Args:
-        benchmark: a name in `BENCHMARKS`.
-        method: a name in `METHODS`, or a method of your own as "module:Class".
-        seed: decides everything random.
-        network: a name in `NETWORKS`; by default the benchmark's own.
-        heads: "multi" for a head per task, "shared" for one head that all tasks share.
-        init: the initial weights, "default" (PyTorch's) or "xavier".
-        freeze: parts of the network that stay as they are: patterns of names, separated by commas.
-        train_examples: on how many training examples per task the loss is measured after each task; 0 for all.
-        regime: how every task is trained.
-        benchmark_options: options of the benchmark, by name.
-        network_options: options of the network, by name.
-        method_options: options of the method, by name.
-
-    Example:
-        >>> spec = hr.Run("smnist", "hat", seed=1, regime=hr.Regime(epochs=5), benchmark_options={"data": "sample"})
-        >>> record = hr.run(spec, "runs")
-    """
-
-    benchmark: str
-    method: str
-    seed: int = 0
-    network: str = ""  # the benchmark's own
-    heads: Annotated[Literal["multi", "shared"], Option("a head per task, or one that all tasks share")] = "multi"
-    init: Annotated[Init, Option("initial weights: PyTorch's, or Xavier uniform with zero biases")] = "default"
-    freeze: Annotated[str, Option("parts of the network that stay as they are: patterns of names, by commas")] = ""
-    train_examples: Annotated[
-        int, Option("training examples per task on which the loss is measured after each task; 0: all", low=0)
-    ] = 2000
-    regime: Regime = field(default_factory=Regime)
-    benchmark_options: Mapping[str, Any] = field(default_factory=dict)
-    network_options: Mapping[str, Any] = field(default_factory=dict)
-    method_options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if type(self.seed) is not int or not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed must be a whole number from 0, not {self.seed!r}")
-        check(Run, vars(self))
-        object.__setattr__(self, "network", self.network or BENCHMARKS.about(self.benchmark).network)
-        tables: dict[str, Registry[Any]] = {"benchmark": BENCHMARKS, "network": NETWORKS, "method": METHODS}
-        for kind, table in tables.items():
-            entry = table.find(getattr(self, kind))
-            object.__setattr__(
-                self, f"{kind}_options", complete(getattr(self, kind), entry, getattr(self, f"{kind}_options"))
-            )
-
-    @classmethod
-    def from_spec(cls, spec: Mapping[str, Any]) -> Self:
-        """Return the run that has this spec, the dict that a record holds."""
-        plain = {key: value for key, value in spec.items() if key != "data_digest"}
-        for key in ("benchmark_options", "network_options", "method_options"):
-            plain[key] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain[key].items()}
-        return cls(**{**plain, "regime": Regime(**plain["regime"])})
-
-    @cached_property
-    def spec(self) -> dict[str, Any]:
-        """Everything that decides the outcome, as a dict for JSON."""
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        if self.benchmark == "own":  # a file's name does not say what is in it
-            plain["data_digest"] = fingerprint(self.benchmark_options["tasks"])
-        regime = dataclasses.asdict(self.regime)
-        if regime["on_divergence"] == "stop":  # left out, so that records from before keep their names
-            del regime["on_divergence"]
-        result: dict[str, Any] = clean({**plain, "regime": regime})
-        return result
-
-    @cached_property
-    def name(self) -> str:
-        """The name of its record: readable, and different for every different spec."""
-        return name_of(self.spec)
-
-
-def complete(entry_name: str, entry: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of an entry, given or by default, each checked."""
-    known = parameters(entry)
-    for name, value in options.items():
-        if name not in known:
-            raise ValueError(f"{entry_name} has no option {name!r}; {nearest(name, known)}")
-        check_value(known[name], value)
-    values = {name: options.get(name, p.default) for name, p in known.items()}
-    return {name: float(v) if known[name].type is float else v for name, v in values.items()}
 
 
 def build(spec: Run, device: torch.device | str = "cpu") -> tuple[list[Task], Method]:
@@ -220,19 +128,26 @@ def folder_of(spec: Run, out: Path, *, minutes: float = 5.0) -> RunFolder:
     return RunFolder(out / f"{spec.name}.part", spec.spec, minutes=minutes)
 
 
-def stopped_runs(out: Path) -> tuple[list[Run], list[str]]:
-    """The runs in a folder that can be continued; and of the others why not."""
+def stopped_runs(out: Path, own: Collection[str] = ()) -> tuple[list[Run], list[str]]:
+    """Return the runs in a folder that can be continued; and of the others why not.
+
+    Args:
+        out: a folder of records, or the folder NAME.part of one run.
+        own: methods of the user's own, "module:Class", that may be imported: a file alone never decides that.
+    """
     found, others = [], []
     for folder in unfinished(out):
+        why = "it was renamed, or was begun by another version or with other data"
         try:
-            spec = Run.from_spec(folder.spec)
+            spec = Run.from_spec(folder.spec, own)
             same = spec.name == folder.path.stem
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             same = False
+            if isinstance(error, ValueError):  # such as a method of the user's own whose module is not there
+                why = shorten(printable(error), 300)
         if not folder.spec:
             others.append(f"{folder.path} holds no state that can be used; remove it to start anew")
         elif not same:
-            why = "it was renamed, or was begun by another version or with other data"
             others.append(f"{folder.path} can't be continued: {why}")
         elif blocked := folder.blocked:
             others.append(blocked)

@@ -25,7 +25,7 @@ from hatrack.experiments.run import Run, run
 from hatrack.methods.divergence import Diverged
 from hatrack.text import one_line
 from hatrack.training.checkpoint import Stopped, stopping
-from hatrack.training.trainer import ProgressEvent
+from hatrack.training.progress import ProgressEvent
 
 POLL = 0.2  # seconds between two looks whether the workers are to stop
 Outcome = Record | Diverged

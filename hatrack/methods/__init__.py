@@ -155,4 +155,4 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         needs="task id at test; a sequential trunk",
         costs="a column per task, with laterals from every earlier one",
     ),
-})  # fmt: skip
+}, base="hatrack.methods.method:Method")  # fmt: skip

@@ -1,13 +1,14 @@
 """Networks: builders that return a trunk (images to a feature vector); any other module serves as well."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hatrack.registry import Entry, Registry
 
 if TYPE_CHECKING:
     from torch import nn
 
+Init = Literal["default", "xavier"]  # see initial_weights.py
 NETWORKS: "Registry[Callable[..., nn.Module]]" = Registry("network", {
     "mlp": Entry(
         "hatrack.networks.mlp:mlp",

@@ -1,10 +1,8 @@
 """Initial weights: PyTorch's default, or Xavier uniform with zero biases, as in the text of the HAT paper."""
 
-from typing import Literal
-
 from torch import nn
 
-Init = Literal["default", "xavier"]
+from hatrack.networks import Init
 
 
 def initialise(module: nn.Module, how: Init) -> None:

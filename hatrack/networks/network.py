@@ -8,9 +8,10 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from hatrack.networks import Init
 from hatrack.networks.freezing import freeze_parts
 from hatrack.networks.heads import by_task
-from hatrack.networks.initial_weights import Init, initialise
+from hatrack.networks.initial_weights import initialise
 from hatrack.networks.preprocessing import Preprocessing, classes_and_example
 from hatrack.seeds import seeded
 from hatrack.tasks.split import TaskId, shape_text

@@ -217,20 +217,20 @@ FLOATS = np.linspace(0, 255, 10 * 64, dtype=np.float32).reshape(10, 8, 8)
 
 @pytest.mark.parametrize("scale", ["", "scale = 255\n"])
 def test_floats_up_to_255_are_measured_in_their_own_units(tmp_path, scale):
-    gray(tmp_path, x_train=FLOATS, x_test=FLOATS[:4])
-    (task,) = own(0, tasks=write(tmp_path, f'[[task]]\nname = "d"\ndata = "digits.npz"\n{scale}'), valid=0.0)
+    write_gray(tmp_path, x_train=FLOATS, x_test=FLOATS[:4])
+    (task,) = own(0, tasks=write_toml(tmp_path, f'[[task]]\nname = "d"\ndata = "digits.npz"\n{scale}'), valid=0.0)
     seen = task.train.inputs(torch.arange(10))
     torch.testing.assert_close(seen.mean(), torch.tensor(0.0), atol=1e-4, rtol=0)
     torch.testing.assert_close(seen.std(), torch.tensor(1.0), atol=1e-4, rtol=0)
 
 
 def test_floats_up_to_255_state_their_scale_if_mean_and_std_are_given(tmp_path):
-    gray(tmp_path, x_train=FLOATS, x_test=FLOATS[:4])
+    write_gray(tmp_path, x_train=FLOATS, x_test=FLOATS[:4])
     text = '[[task]]\nname = "d"\ndata = "digits.npz"\nmean = 0.5\nstd = 0.25\n'
     with pytest.raises(ValueError, match=r"tasks\.toml, task 'd': .*scale=255"):
-        own(0, tasks=write(tmp_path, text))
-    (task,) = own(0, tasks=write(tmp_path, text + "scale = 255\n"), valid=0.0)
+        own(0, tasks=write_toml(tmp_path, text))
+    (task,) = own(0, tasks=write_toml(tmp_path, text + "scale = 255\n"), valid=0.0)
     expected = (torch.from_numpy(FLOATS[:4]) / 255 - 0.5) / 0.25
     torch.testing.assert_close(task.test.inputs(torch.arange(4))[:, 0], expected)
     with pytest.raises(ValueError, match="scale must be a number"):
-        own(0, tasks=write(tmp_path, text + "scale = 0\n"))
+        own(0, tasks=write_toml(tmp_path, text + "scale = 0\n"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hatrack.cli.data import app
+from hatrack.cli.data import command as data_command
 from hatrack.datasets import cache
 from hatrack.datasets.catalog import SETS
 from hatrack.datasets.sources import load
@@ -24,7 +24,7 @@ def run(capsys):
 
     def command(*words):
         capsys.readouterr()
-        app([str(word) for word in words], standalone_mode=False)
+        data_command.main([str(word) for word in words], standalone_mode=False)
         return capsys.readouterr().out
 
     return command

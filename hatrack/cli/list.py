@@ -1,0 +1,102 @@
+"""`hatrack list`: the methods, benchmarks and networks there are, and the options of each."""
+
+import inspect
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hatrack.benchmarks import BENCHMARKS
+from hatrack.cli.options import flag, named
+from hatrack.cli.values import show
+from hatrack.methods import METHODS
+from hatrack.networks import NETWORKS
+from hatrack.options import choose, complete, nearest, parameters
+from hatrack.registry import Entry, Registry
+from hatrack.text import printable
+
+TABLES: dict[str, Registry[Any]] = {"method": METHODS, "benchmark": BENCHMARKS, "network": NETWORKS}
+ALL: Registry[Any] = Registry("method, benchmark or network", {n: t.about(n) for t in TABLES.values() for n in t})
+
+
+@click.command()
+@click.argument("name", default="", shell_complete=named(ALL))
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="of a benchmark's tasks [0]")
+@click.option("--data", default="", metavar="NAME", help="of a benchmark's tasks: full or sample")
+def command(name: str, seed: int | None, data: str) -> None:
+    """Show methods, benchmarks and networks; or one of them with its options, and the tasks of a benchmark.
+
+    NAME is a method, benchmark or network, or a method of your own as MODULE:CLASS.
+    """
+    if name not in BENCHMARKS and (seed is not None or data):
+        raise ValueError(f"--seed and --data need the name of a benchmark, not {name!r}; {nearest(name, BENCHMARKS)}")
+    Console().print(entry(name) if name else everything())
+    if name in BENCHMARKS:
+        try:
+            Console().print(tasks(name, seed or 0, data))
+        except (OSError, ValueError) as error:
+            if seed is not None or data:
+                raise
+            print(f"The tasks can't be shown: {printable(error)}")
+
+
+def everything() -> RenderableType:
+    """Return a table for each kind."""
+    return Group(*(_table(f"{kind}s", table) for kind, table in TABLES.items()))
+
+
+def _table(title: str, entries: Registry[Any]) -> Table:
+    table = Table(title=title.capitalize(), title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name in entries:
+        row = entries.about(name)
+        table.add_row(Text(name, style="bold"), Text(row.summary))
+        if row.paper:
+            table.add_row("", Text(f"{row.paper}; needs: {row.needs}; costs: {row.costs}", style="dim"))
+    table.add_section()
+    return table
+
+
+def entry(name: str) -> RenderableType:
+    """Return one of them, with every option, its default and what it may be."""
+    kind, found, row = _find(name)
+    table = Table(
+        "option", "default", "what it is", title=f"{kind} {name}", title_justify="left", box=None, padding=(0, 2, 0, 0)
+    )
+    for p in parameters(found).values():
+        choices = f" ({', '.join(map(str, p.choices))})" if p.choices else ""
+        table.add_row(flag(p.name), show(p.default), Text(p.option.help + choices))
+    facts = [f"{what}: {getattr(row, what)}" for what in ("paper", "needs", "costs") if getattr(row, what)]
+    return Group(Text(inspect.cleandoc(found.__doc__ or "")), *map(Text, facts), "", table)
+
+
+def _find(name: str) -> tuple[str, Any, Entry]:
+    """Return the kind, the class or function, and the row of its table; of a user's own method an empty row."""
+    if ":" in name:
+        return "method", METHODS.find(name), Entry(name, "")
+    kinds = {n: kind for kind, table in TABLES.items() for n in table}
+    kind = choose(ALL.kind, name, kinds)
+    return kind, TABLES[kind][name], TABLES[kind].about(name)
+
+
+def tasks(name: str, seed: int, data: str = "") -> RenderableType:
+    """Return a table of the tasks of a benchmark.
+
+    Args:
+        name: the benchmark.
+        seed: decides its tasks.
+        data: "full" or "sample"; "" for the benchmark's default.
+    """
+    sequence = BENCHMARKS[name]
+    made = sequence(seed, **complete(name, sequence, {"data": data} if data else {}))
+    network = BENCHMARKS.about(name).network
+    title = f"{len(made)} tasks at seed {seed}, {sum(task.classes for task in made)} classes; network {network}"
+    columns = ("task", "name", "classes", "train", "valid", "test", "image")
+    table = Table(*columns, title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in (table.columns[k] for k in (0, 2, 3, 4, 5)):
+        column.justify = "right"
+    for task in made:
+        sizes = (f"{len(split):,}" for split in (task.train, task.valid, task.test))
+        table.add_row(str(task.index), Text(task.name), str(task.classes), *sizes, "x".join(map(str, task.shape)))
+    return Group("", table)

@@ -1,0 +1,104 @@
+"""Options of commands: those that a signature declares (see hatrack/options.py), and those that several commands share."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from hatrack.cli.values import DEVICES, check_device, convert, show
+from hatrack.engine.choice import ENGINES, PAYS, PRECISIONS
+from hatrack.options import Parameter, choose
+from hatrack.registry import Registry
+
+Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+ENGINE = (
+    "how steps run: eager; compiled (half a minute once, then faster); recorded (on a GPU); "
+    f"auto: recorded on a GPU, and compiled in fits of {PAYS:,} steps or more"
+)
+FOLDER = click.Path(path_type=Path)
+
+
+def flag(name: str) -> str:
+    """Return the option of a parameter: --weight-decay of weight_decay."""
+    return "--" + name.replace("_", "-")
+
+
+def from_parameter(parameter: Parameter) -> click.Option:
+    """Return a parameter of a signature as an option. It is None if it is not given, and otherwise read and checked."""
+    name, kind = flag(parameter.name), parameter.type
+    text, default = parameter.option.help, show(parameter.default)
+    text = f"{text} [{default}]" if default else text
+    if kind is bool:
+        return click.Option([f"{name}/--no-{name[2:]}", parameter.name], default=None, help=text)
+    choices = list(map(str, parameter.choices))
+    return click.Option(
+        [name, parameter.name],
+        metavar="|".join(choices) or {int: "N", float: "NUMBER", str: "TEXT"}.get(kind, "N,N,..."),
+        help=text,
+        callback=lambda _, __, given: None if given is None else convert(parameter, given),
+        shell_complete=beginning(choices),
+    )
+
+
+def named(table: Registry[Any]) -> Completion:
+    """Return the completion of a name in a table, for `shell_complete` of a parameter."""
+    return beginning({name: table.about(name).summary for name in table})
+
+
+def beginning(names: Mapping[str, str] | Iterable[str]) -> Completion:
+    """Return the completion of words, perhaps with a text for each."""
+    texts = names if isinstance(names, Mapping) else dict.fromkeys(names, "")
+
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name, help=text or None) for name, text in texts.items() if name.startswith(incomplete)]
+
+    return complete
+
+
+# Options that several commands share
+
+
+def _choice(kind: str, choices: Iterable[str], check: Callable[[str], Any], default: str, text: str) -> click.Option:
+    """Return an option with a fixed set of values, one of which is the default."""
+    return click.Option(
+        [f"--{kind}"],
+        metavar="NAME",
+        default=default,
+        help=f"{text} [{default}]",
+        callback=lambda _, __, given: check(given),
+        shell_complete=beginning(choices),
+    )
+
+
+def how_to_run() -> list[click.Option]:
+    """Return the options that decide how runs are carried out, and nothing of their outcome."""
+    return [
+        _choice("device", DEVICES, check_device, "auto", "auto, cpu or cuda"),
+        _choice("engine", ENGINES, lambda name: choose("engine", name, ENGINES), "auto", ENGINE),
+        _choice(
+            "precision",
+            PRECISIONS,
+            lambda name: choose("precision", name, PRECISIONS),
+            "tf32",
+            "of matrix products: tf32 (on a GPU), float32 or bfloat16",
+        ),
+        click.Option(
+            ["--save-every"], type=float, default=5.0, metavar="N", help="minutes between saves of a run's state [5]"
+        ),
+        click.Option(
+            ["--parallel"],
+            type=int,
+            default=1,
+            metavar="N",
+            help="runs at a time: processes on a CPU, streams on a GPU [1]",
+            callback=lambda _, __, count: _at_least_one(count),
+        ),
+    ]
+
+
+def _at_least_one(count: int) -> int:
+    if count < 1:
+        raise ValueError(f"--parallel must be at least 1, not {count}")
+    return count

@@ -1,0 +1,28 @@
+"""`hatrack resume`: continue the runs of a folder that were stopped."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hatrack.cli.group import imported_when_called
+from hatrack.cli.options import FOLDER, how_to_run
+
+_resume = imported_when_called("hatrack.cli.execute:resume")
+METHOD = click.Option(
+    ["--method", "methods"],
+    multiple=True,
+    metavar="MODULE:CLASS",
+    help="a method of your own that the runs use; a file alone never decides what is imported",
+)
+
+
+@click.command(params=[click.Argument(["folder"], type=FOLDER, default=Path("runs")), METHOD, *how_to_run()])
+def command(folder: Path, methods: tuple[str, ...], **how: Any) -> None:
+    """Continue the runs in a folder that were stopped before their end.
+
+    FOLDER is the folder of the records, as `run --out` named it, or the folder NAME.part of one run [runs].
+    """
+    if not folder.is_dir():
+        raise ValueError(f"no folder {str(folder)!r}")
+    _resume(folder, methods, **how)

@@ -1,0 +1,99 @@
+"""What one experiment is: a Run says everything that decides its outcome. This module needs no torch."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
+
+from hatrack.benchmarks import BENCHMARKS
+from hatrack.experiments.record import clean, name_of
+from hatrack.methods import METHODS
+from hatrack.networks import NETWORKS, Init
+from hatrack.options import Option, check, complete
+from hatrack.regime import Regime
+from hatrack.registry import Registry, load
+
+
+@dataclass(frozen=True)
+class Run:
+    """The complete specification of an experiment. Options that are not given take their defaults.
+
+    Args:
+        benchmark: a name in `BENCHMARKS`.
+        method: a name in `METHODS`, or a method of your own as "module:Class".
+        seed: decides everything random.
+        network: a name in `NETWORKS`; by default the benchmark's own.
+        heads: "multi" for a head per task, "shared" for one head that all tasks share.
+        init: the initial weights, "default" (PyTorch's) or "xavier".
+        freeze: parts of the network that stay as they are: patterns of names, separated by commas.
+        train_examples: on how many training examples per task the loss is measured after each task; 0 for all.
+        regime: how every task is trained.
+        benchmark_options: options of the benchmark, by name.
+        network_options: options of the network, by name.
+        method_options: options of the method, by name.
+
+    Example:
+        >>> spec = hr.Run("smnist", "hat", seed=1, regime=hr.Regime(epochs=5), benchmark_options={"data": "sample"})
+        >>> record = hr.run(spec, "runs")
+    """
+
+    benchmark: str
+    method: str
+    seed: int = 0
+    network: str = ""  # the benchmark's own
+    heads: Annotated[Literal["multi", "shared"], Option("a head per task, or one that all tasks share")] = "multi"
+    init: Annotated[Init, Option("initial weights: PyTorch's, or Xavier uniform with zero biases")] = "default"
+    freeze: Annotated[str, Option("parts of the network that stay as they are: patterns of names, by commas")] = ""
+    train_examples: Annotated[
+        int, Option("training examples per task on which the loss is measured after each task; 0: all", low=0)
+    ] = 2000
+    regime: Regime = field(default_factory=Regime)
+    benchmark_options: Mapping[str, Any] = field(default_factory=dict)
+    network_options: Mapping[str, Any] = field(default_factory=dict)
+    method_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if type(self.seed) is not int or not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed must be a whole number from 0, not {self.seed!r}")
+        check(Run, vars(self))
+        object.__setattr__(self, "network", self.network or BENCHMARKS.about(self.benchmark).network)
+        tables: dict[str, Registry[Any]] = {"benchmark": BENCHMARKS, "network": NETWORKS, "method": METHODS}
+        for kind, table in tables.items():
+            entry = table.find(getattr(self, kind))
+            object.__setattr__(
+                self, f"{kind}_options", complete(getattr(self, kind), entry, getattr(self, f"{kind}_options"))
+            )
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any], own: Collection[str] = ()) -> Self:
+        """Return the run that has this spec.
+
+        Args:
+            spec: the dict that a record or a saved state holds.
+            own: methods of the user's own, "module:Class", that may be imported: a file alone never decides that.
+        """
+        if ":" in (method := str(spec["method"])) and method not in own:
+            raise ValueError(f"its method is a user's own; --method {method} allows to import it")
+        plain = {key: value for key, value in spec.items() if key != "data_digest"}
+        for key in ("benchmark_options", "network_options", "method_options"):
+            plain[key] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain[key].items()}
+        return cls(**{**plain, "regime": Regime(**plain["regime"])})
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """Everything that decides the outcome, as a dict for JSON."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.benchmark == "own":  # a file's name does not say what is in it
+            fingerprint = load("hatrack.benchmarks.custom:fingerprint")  # imported now: it needs torch
+            plain["data_digest"] = fingerprint(self.benchmark_options["tasks"])
+        regime = dataclasses.asdict(self.regime)
+        if regime["on_divergence"] == "stop":  # left out, so that records from before keep their names
+            del regime["on_divergence"]
+        result: dict[str, Any] = clean({**plain, "regime": regime})
+        return result
+
+    @cached_property
+    def name(self) -> str:
+        """The name of its record: readable, and different for every different spec."""
+        return name_of(self.spec)
