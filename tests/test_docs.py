@@ -43,8 +43,9 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parametrize("command", commands())
-def test_commands_in_the_documents_are_understood(command, capsys):
+def test_commands_in_the_documents_are_understood(command, capsys, monkeypatch):
     """Every option exists and every value is allowed: with --help in the end nothing is run."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))  # where the documents' own methods are
     words = shlex.split(command)[1:]
     assert main([*words, "--help"]) == 0
     shown = capsys.readouterr().out
