@@ -2,16 +2,21 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-gpu check format speed peers clean
+.PHONY: demo test test-slow test-long test-gpu check format speed peers clean
 
 demo: .venv/ready
 	$(BIN)/hatrack demo
 
+# The tiers of tests: CONTRIBUTING.md says what each costs.
 test: .venv/ready
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 test-slow: .venv/ready
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -n auto -m 'slow and not gpu'
+
+# The slow tests with the full number of random cases.
+test-long: .venv/ready
+	HATRACK_TEST_LONG=1 $(BIN)/pytest -n auto -m 'slow and not gpu'
 
 test-gpu: .venv/ready
 	$(BIN)/pytest -m gpu
