@@ -226,6 +226,9 @@ class Network(nn.Module):
         Args:
             images: a tensor of uint8, or of floats in the units of the task's own data; not normalised.
             task: the number of the task, or a tensor of numbers, one per image.
+
+        Returns:
+            Images (n, *shape of the example), float.
         """
         if isinstance(task, int):
             self.check_task_id(task)

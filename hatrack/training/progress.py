@@ -13,8 +13,10 @@ from hatrack.text import printable, shorten
 if TYPE_CHECKING:
     from rich.console import Console
 
-BAR = 10  # columns of the bar
-NAME = 30  # letters of a task's name
+BAR = 8  # columns of the bar
+TIME = 7  # of the time left
+BESIDE = BAR + len("left") + TIME + 3  # of all that is beside the text, with the gaps
+NAME = 8  # letters that are shown of a task's name in any case
 MEMORY = 3600.0  # seconds of epochs by which the time left is estimated
 
 
@@ -75,7 +77,7 @@ def show_progress(progress: Progress | bool | None, task: Task, epochs: int) -> 
 def bar_on(console: "Console", name: str, epochs: int) -> Iterator[Progress]:
     """Show a bar that is removed at the end: task, epoch, loss, validation accuracy, time left.
 
-    If the terminal is narrow, the text in front is cut; the bar and the time left stay visible.
+    If the terminal is narrow, the name of the task is cut, then the text; the bar and the time left stay visible.
     """
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -85,14 +87,17 @@ def bar_on(console: "Console", name: str, epochs: int) -> Iterator[Progress]:
         TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
         BarColumn(BAR, table_column=Column(width=BAR, no_wrap=True)),
         TextColumn("left", table_column=Column(width=4, no_wrap=True)),
-        TimeRemainingColumn(table_column=Column(width=8, no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(min_width=TIME, no_wrap=True)),
     )
-    title = shorten(printable(name), NAME)
+
+    def describe(text: str) -> str:
+        return f"{shorten(printable(name), max(NAME, console.width - BESIDE - len(text) - 2))}, {text}"
+
     with Bar(*columns, console=console, transient=True, expand=True, speed_estimate_period=MEMORY) as bar:
-        line = bar.add_task(f"{title}, epoch 1 of at most {epochs}", total=epochs)
+        line = bar.add_task(describe(f"epoch 1 of max {epochs}"), total=epochs)
 
         def show(event: ProgressEvent) -> None:
-            bar.update(line, completed=len(event.result.epochs), description=f"{title}, {describe_epoch(event)}")
+            bar.update(line, completed=len(event.result.epochs), description=describe(describe_epoch(event)))
 
         yield show
 
@@ -101,4 +106,4 @@ def describe_epoch(event: ProgressEvent) -> str:
     """Return the last epoch in words: its number, its loss and, if there is validation data, its accuracy."""
     epochs = event.result.epochs
     accuracy = "" if epochs[-1].valid_accuracy is None else f", accuracy {epochs[-1].valid_accuracy:.1%}"
-    return f"epoch {len(epochs)} of at most {event.regime.epochs}, loss {epochs[-1].loss:.3g}{accuracy}"
+    return f"epoch {len(epochs)} of max {event.regime.epochs}, loss {epochs[-1].loss:.3g}{accuracy}"

@@ -1,6 +1,7 @@
 """What is shown while runs go on."""
 
 import io
+import re
 import sys
 import time
 
@@ -57,3 +58,19 @@ def test_a_terminal_gets_a_bar_and_no_lines(monkeypatch):
         display.show(0, 0.5, "half")
     assert "after" not in seen.getvalue()
     assert "half" in seen.getvalue()
+
+
+@pytest.mark.parametrize("width", [120, 80, 60])
+def test_the_bar_and_the_time_left_stay_visible(width, monkeypatch):
+    seen = io.StringIO()
+    monkeypatch.setattr(
+        progress, "Console", lambda stderr: Console(file=seen, force_terminal=True, width=width, color_system=None)
+    )
+    with Display(runs=1) as display:
+        display.show(0, 0.5, "hat seed 0: a long name of a task (1 of 10), epoch 120, loss 0.123, accuracy 97.5% " * 2)
+    lines = [line for line in re.split(r"[\r\n]|\x1b\[[0-9;?]*[a-zA-Z]", seen.getvalue()) if line.strip()]
+    assert "hat seed 0" in lines[-1]
+    for line in lines:
+        assert len(line) == width
+        assert re.search(r" 0:00:00 +left [-\d]:[-\d]{2}:[-\d]{2} *$", line)
+    assert "━━━━━" in lines[-1]

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from hatrack import METHODS, Regime, Run, Trainer, run
+from hatrack import METHODS, Method, Network, Regime, Run, Trainer, evaluate, run
+from hatrack.methods.evaluate import without_task_id
 from hatrack.tasks.device import all_to_device
 from tests.helpers.learning import ISOLATED, OPTIMIZERS, learn, logits, make
 from tests.helpers.toys import toy_tasks
@@ -112,6 +113,37 @@ def test_images_that_stay_in_the_host_s_memory(name):
         results.append([logits(method, task) for task in placed])
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_tasks_in_the_host_s_memory_go_to_the_method_s_device(name):
+    """A network on the GPU, tasks that nobody moved: learning, evaluation and prediction work."""
+    tasks = toy_tasks(2)
+    method = make(name, tasks).to("cuda")
+    fit = Trainer(Regime(epochs=2, batch=16))
+    for task in tasks:
+        method.learn(task, fit)
+    placed = all_to_device(tasks, "cuda")
+    for task, there in zip(tasks, placed, strict=True):
+        assert evaluate(method, task.test) == evaluate(method, there.test)
+        assert without_task_id(method, task.test, [0, 1]) == without_task_id(method, there.test, [0, 1])
+        assert method.predict(task.test.x, task.index).is_cuda
+        assert not task.train.x.is_cuda
+
+
+def test_a_fit_that_is_called_directly():
+    task = toy_tasks(1)[0]
+    method = make("sgd", [task]).to("cuda")
+    assert len(Trainer(Regime(epochs=2))(method, task).epochs) == 2
+    assert Trainer(Regime(epochs=2)).start(method, task).task.train.x.is_cuda
+
+
+def test_a_network_on_the_gpu_for_tasks_in_the_host_s_memory():
+    tasks = toy_tasks(2)
+    trunk = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8)).cuda()
+    for net in (Network(trunk, tasks=tasks), Network.from_classifier(trunk, tasks=tasks)):
+        assert net.example.is_cuda
+        learn(Method(net), tasks)
 
 
 def test_a_run_on_the_gpu(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hatrack import Method, Network, Split, Task, evaluate
-from hatrack.methods.evaluate import without_task_id
+from hatrack.methods.evaluate import Evaluation, without_task_id
 from hatrack.tasks.arrays import normalisation
 from tests.helpers.toys import toy_tasks
 
@@ -63,6 +63,27 @@ def test_evaluation_is_in_evaluation_mode_and_leaves_no_trace():
     assert method.training
     assert trunk[1].training
     assert torch.equal(trunk[2].running_mean, before)
+
+
+def test_evaluation_brings_the_data_to_the_device_of_the_method(monkeypatch):
+    """There is no second device in this test, but one without values."""
+    seen = []
+
+    def noted(self):
+        seen.append((self.split.x.device.type, self.split.transform.mean.device.type, self.total.device.type))
+
+    monkeypatch.setattr(Evaluation, "__call__", noted)
+    task = toy_tasks(1)[0]
+    method = Method(Network(nn.Flatten(), [3], torch.zeros(2, 1, 4, 4)))
+    evaluate(method, task.test)
+    evaluate(method.to("meta"), task.test)
+    assert seen == [("cpu",) * 3, ("meta",) * 3]
+
+
+def test_a_whole_task_is_not_evaluated():
+    task = toy_tasks(1)[0]
+    with pytest.raises(ValueError, match=r"\.test, \.valid or \.train"):
+        evaluate(Method(Network(nn.Flatten(), [3], torch.zeros(2, 1, 4, 4))), task)
 
 
 def test_mixed_tasks_are_evaluated_by_their_own_heads():

@@ -1,5 +1,6 @@
 """A method kept in a file is the method that was saved: its answers, its tasks, and what it learns next."""
 
+import copy
 import json
 import pickle
 import subprocess
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 import hatrack
-from hatrack import METHODS, Method, Network, Record, Regime, Trainer
+from hatrack import HAT, METHODS, Method, Network, Record, Regime, Task, Trainer
 from hatrack.files import tensors
 from hatrack.methods import guarantees
 from hatrack.methods.parts.vectors import pieces
@@ -684,3 +685,23 @@ def test_trunks_that_can_t_be_kept_are_refused_in_words(path):
     saved("sgd", path, toy_tasks(1), count=1)
     with pytest.raises(ValueError, match="weights whose shape it does not know yet"):
         hatrack.load(path, nn.Sequential(nn.Flatten(), nn.LazyLinear(24)))
+
+
+def test_the_scale_of_a_task_s_images_is_kept(tmp_path):
+    """Raw images in the units of the task's own data are classified alike before and after; another scale is noticed."""
+    draw = np.random.RandomState(0)
+    x, y = draw.randint(0, 256, (60, 1, 4, 4)).astype(np.float32), np.arange(60) % 3
+    task = Task.from_arrays(0, "floats", x, y, x, y, scale=255, mean=0.5, std=0.25)
+    trunk = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU())
+    method = HAT(Network(trunk, tasks=[task]))
+    method.learn(task, fit())
+    expected = method(((torch.from_numpy(x) / 255) - 0.5) / 0.25, 0).argmax(1)
+    assert torch.equal(method.predict(x, 0), expected)
+    save(method, tmp_path / "model.safetensors")
+    loaded = hatrack.load(tmp_path / "model.safetensors", copy.deepcopy(trunk))
+    assert torch.equal(loaded.predict(x, 0), expected)
+    with pytest.raises(ValueError, match="bytes"):
+        loaded.predict(x.astype(np.uint8), 0)
+    loaded.net.preprocessing.std /= 255
+    with pytest.raises(ValueError, match=r"task 0 .*floats.* is not what it was"):
+        save(loaded, tmp_path / "model.safetensors")

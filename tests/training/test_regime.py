@@ -458,6 +458,27 @@ def test_progress_is_told_of_every_epoch():
     assert told == [("task 0", 1), ("task 0", 2), ("task 0", 3)]
 
 
+# The device of the method
+
+
+def test_a_fit_brings_the_task_to_the_device_of_the_method():
+    """There is no second device in this test, but one without values."""
+    method = Method(mlp()).to("meta")
+    task = toy_tasks(1)[0]
+    course = Trainer(Regime(epochs=1), engine="eager").start(method, task)
+    assert course.task.train.x.device.type == "meta"
+    assert course.device.type == "meta"
+    assert task.train.x.device.type == "cpu"
+
+
+def test_a_call_brings_the_task_to_the_device_of_the_method(monkeypatch):
+    seen = []
+    fit = Trainer(Regime(epochs=1))
+    monkeypatch.setattr(fit, "_fit", lambda method, task, plain, changes: seen.append(task.test.y.device.type))
+    fit(Method(mlp()).to("meta"), toy_tasks(1)[0])
+    assert seen == ["meta"]
+
+
 def test_gradients_are_gone_after_a_fit():
     method = Method(linear())
     method.learn(regression(), Trainer(Regime(epochs=1)))
