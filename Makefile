@@ -27,7 +27,7 @@ format: .venv/ready
 
 # The documentation as a site with search, in site/; it needs no network, neither to build nor to read.
 docs: .venv/ready
-	$(BIN)/python dev/site.py
+	$(BIN)/python -m dev.site
 	$(BIN)/zensical build --clean --strict
 	@echo "open site/index.html in a browser"
 
@@ -36,7 +36,7 @@ docs-serve: docs
 
 # The tutorial as a notebook.
 tutorial: .venv/ready
-	$(BIN)/python dev/tutorial.py --notebook docs/tutorial/what_is_forgetting.ipynb
+	$(BIN)/python -m dev.tutorial --notebook docs/tutorial/what_is_forgetting.ipynb
 
 speed: .venv/ready
 	$(BIN)/python -m speed.table

@@ -1,12 +1,13 @@
 """Writes the pages of the API reference from the docstrings and signatures of the public names.
 
-python dev/api_reference.py FOLDER
+python -m dev.api_reference FOLDER
 """
 
 import inspect
 import re
 import sys
 from pathlib import Path
+from types import FunctionType
 from typing import Annotated, Any, get_args, get_origin
 
 import hatrack as hr
@@ -34,6 +35,18 @@ PAGES = {  # file: title, what it is about, names
         ["Batch", "Fit", "FitResult", "Option", "check", "Diverged"],
     ),
 }
+SHOWN = {  # what users call of classes that have more for the library's own use
+    "Network": ("from_classifier", "add_task", "preprocess"),
+    "Task": ("from_arrays", "from_dataset", "shape"),
+    "Split": ("inputs",),
+    "Method": (
+        *("learn", "predict", "__call__", "usage", "history", "num_parameters"),  # to use one
+        *("forward", "learn_task", "loss", "edit_grads", "constrain", "grow", "end_learning", "used_by"),  # to write one
+        *("restore_data", "explain_divergence"),
+    ),
+    "Trainer": (),
+    "Regime": (),
+}
 SECTIONS = {"Args": "Arguments", "Attributes": "Attributes", "Returns": "Returns", "Raises": "Raises", "Example": "Example"}
 HEADING = re.compile(rf"^({'|'.join(SECTIONS)})s?:$")
 ENTRY = re.compile(r"^(\*{0,2}\w+)(?: \([^)]*\))?: (.*)$")
@@ -45,7 +58,8 @@ def markdown(docstring: str) -> str:
     for line in lines:
         if found := HEADING.match(line):
             section = found[1]
-            out += ["", f"**{SECTIONS[section]}**", ""] + (["```python"] if section == "Example" else [])
+            out += [] if out and not out[-1] else [""]
+            out += [f"**{SECTIONS[section]}**", ""] + (["```python"] if section == "Example" else [])
         elif section and line and not line.startswith(" "):  # text after a section
             out += ["```", "", line] if section == "Example" else ["", line]
             section = ""
@@ -68,10 +82,9 @@ def kind(annotation: Any) -> str:
 
 def signature(name: str, function: Any) -> str:
     """How a function or class is called, on one line, or with a line for each parameter."""
-    try:
-        found = inspect.signature(function)
-    except (TypeError, ValueError):
+    if isinstance(function, type) and (issubclass(function, Exception) or getattr(function, "_is_protocol", False)):
         return name
+    found = inspect.signature(function)
     parts = []
     for parameter in found.parameters.values():
         if parameter.name in ("self", "cls"):
@@ -80,7 +93,7 @@ def signature(name: str, function: Any) -> str:
             parts.append("*")
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
         said = "" if parameter.annotation is parameter.empty else f": {kind(parameter.annotation)}"
-        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}".replace("<factory>", "...")
         parts.append(f"{stars}{parameter.name}{said}{default}")
     back = found.return_annotation
     end = "" if isinstance(function, type) or back in (found.empty, None) else f" -> {kind(back)}"
@@ -106,11 +119,11 @@ def options(item: Any) -> list[str]:
 
 
 def members(item: type) -> list[tuple[str, Any]]:
-    """The public methods and properties that a class defines itself, if they have a docstring."""
-    inherited = {name for name in vars(hr.Method)} if issubclass(item, hr.Method) and item is not hr.Method else set()
-    own = [(name, member) for name, member in vars(item).items() if not name.startswith("_") or name == "__call__"]
-    found = [(name, m.fget if isinstance(m, property) else getattr(m, "__func__", m)) for name, m in own]
-    return [(name, m) for name, m in found if inspect.isfunction(m) and m.__doc__ and name not in inherited]
+    """The methods and properties of a class that users call, if they have a docstring."""
+    own = {name: member for name, member in vars(item).items() if not name.startswith("_")}
+    shown = SHOWN.get(item.__name__, ("release", "widths") if is_method(item) else (*own, "__call__"))
+    found = [(name, getattr(vars(item)[name], "__func__", vars(item)[name])) for name in shown if name in vars(item)]
+    return [(name, member) for name, member in found if isinstance(member, property | FunctionType) and member.__doc__]
 
 
 def entry(name: str) -> str:
@@ -120,16 +133,17 @@ def entry(name: str) -> str:
         rows = [f"| `{key}` | {item.about(key).summary} |" for key in item]
         return "\n".join([*lines, f"`hr.{name}[name]` returns the entry.", "", "| name | what it is |", "|---|---|", *rows])
     shown = options(item)
-    brief = signature(f"hr.{name}", item) if not shown else f"hr.{name}({'net, ' * is_method(item)}**options)"
+    brief = f"hr.{name}({'net, ' if is_method(item) else ''}**options)" if shown else signature(f"hr.{name}", item)
     lines += ["```python", brief, "```", "", markdown(item.__doc__ or ""), *shown]
     for member, function in members(item) if inspect.isclass(item) else []:
-        title = "method(x, task)" if member == "__call__" else member
-        call = signature(member if member != "__call__" else "method", function)
-        lines += ["", f"### {name}.{title}", "", "```python", call, "```", "", markdown(function.__doc__ or "")]
+        title, called = (f"Calling a {name}", name.lower()) if member == "__call__" else (f"{name}.{member}", member)
+        call = [] if isinstance(function, property) else ["```python", signature(called, function), "```", ""]
+        lines += ["", f"### {title}", "", *call, markdown(function.__doc__ or "")]
     return "\n".join(lines)
 
 
 def is_method(item: Any) -> bool:
+    """Whether it is the class of a method."""
     return inspect.isclass(item) and issubclass(item, hr.Method)
 
 

@@ -1,10 +1,10 @@
 """Collects the pages of the documentation site in build/docs, from which Zensical makes site/.
 
-The pages of docs/ and CONTRIBUTING.md, the API reference (from the docstrings) and the tutorial (run here, with its outputs).
+They are the pages of docs/, CONTRIBUTING.md, the API reference (from the docstrings) and the tutorial (run here).
 Links to files that are no part of the site become plain text.
 
-python dev/site.py                # all of it
-python dev/site.py --no-tutorial  # without running the tutorial, for a quick look
+python -m dev.site                # all of it
+python -m dev.site --no-tutorial  # the tutorial without outputs and figures, for a quick look
 """
 
 import os
@@ -13,8 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-import api_reference
-import tutorial
+from dev import api_reference, tutorial
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, OUT = ROOT / "docs", ROOT / "build" / "docs"
@@ -49,6 +48,7 @@ def relink(text: str, source: Path, copy: Path) -> str:
 
 
 def main(run_tutorial: bool) -> None:
+    """Write all pages into an empty folder."""
     shutil.rmtree(OUT, ignore_errors=True)
     pages = [path for path in DOCS.rglob("*") if path.suffix in PUBLISHED and path != tutorial.SCRIPT]
     for source in [*pages, ROOT / "CONTRIBUTING.md"]:
@@ -60,8 +60,7 @@ def main(run_tutorial: bool) -> None:
         else:
             shutil.copy(source, copy)
     api_reference.write(OUT / "api")
-    if run_tutorial:
-        tutorial.write(OUT / "tutorial")
+    tutorial.write(OUT / "tutorial", run=run_tutorial)
 
 
 if __name__ == "__main__":

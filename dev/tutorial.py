@@ -1,7 +1,7 @@
 """Makes the tutorial a page with its outputs and figures, or a notebook.
 
-python dev/tutorial.py FOLDER                    # run it, write FOLDER/what_is_forgetting.md and its figures
-python dev/tutorial.py --notebook FILE.ipynb     # write it as a notebook; nothing is run
+python -m dev.tutorial FOLDER                    # run it, write FOLDER/what_is_forgetting.md and its figures
+python -m dev.tutorial --notebook FILE.ipynb     # write it as a notebook; nothing is run
 """
 
 import contextlib
@@ -18,15 +18,15 @@ SCRIPT = Path(__file__).resolve().parent.parent / "docs" / "tutorial" / "what_is
 
 
 def notebook() -> Any:
-    """The script as a notebook, without the docstring at its top."""
+    """Return the script as a notebook, without the docstring at its top."""
     book = jupytext.read(SCRIPT, fmt="py:percent")
     del book.cells[0]
     book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     return book
 
 
-def page(folder: Path) -> str:
-    """Run the cells in order; the text, with what they printed and the figures that they showed."""
+def page(folder: Path, run: bool) -> str:
+    """Run the cells in order and return the text, with what they printed and the figures that they showed."""
     names: dict[str, Any] = {"__name__": "tutorial"}
     parts: list[str] = []
     figures = 0
@@ -36,7 +36,7 @@ def page(folder: Path) -> str:
             continue
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(cell.source, str(SCRIPT), "exec"), names)
+            exec(compile(cell.source, str(SCRIPT), "exec") if run else "", names)
         parts.append(f"```python\n{cell.source}\n```")
         if printed.getvalue():
             parts.append(f"```text\n{printed.getvalue().rstrip()}\n```")
@@ -48,12 +48,12 @@ def page(folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def write(folder: Path) -> None:
-    """Write the page and its figures into a folder."""
+def write(folder: Path, run: bool = True) -> None:
+    """Write the page into a folder, with its figures if it is run."""
     mpl.use("agg")
     folder.mkdir(parents=True, exist_ok=True)
     plt.show = lambda: None  # type: ignore[assignment]  # a page shows the figures that are open after a cell
-    (folder / f"{SCRIPT.stem}.md").write_text(page(folder))
+    (folder / f"{SCRIPT.stem}.md").write_text(page(folder, run))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
-"""The tutorial "What is forgetting?": plain training forgets, HAT does not; 15 minutes on images that ship with the package."""
+"""The tutorial "What is forgetting?": plain training forgets, HAT does not; 15 minutes on the sample images."""
 # %% [markdown]
 # # What is forgetting?
 #
-# A neural network that learns a second task usually loses the first one. This is called *catastrophic forgetting*. In this
-# tutorial you will watch it happen, find out where in the network it happens, and then train a network that forgets nothing.
+# A neural network that learns a second task usually loses the first one. This is called *catastrophic forgetting*. In
+# this tutorial you will watch it happen, find out where in the network it happens, and then train a network that
+# forgets nothing.
 #
-# You need 15 minutes, two processor cores and no downloads: the images ship with hatrack. You should know what a neural network,
-# a loss and a gradient are, and have written a little PyTorch. New words are explained where they appear first; the glossary has
-# them all.
+# You need 15 minutes, two processor cores and no downloads: the images ship with hatrack. You should know what a
+# neural network, a loss and a gradient are, and have written a little PyTorch. New words are explained where they
+# appear first; the glossary has them all.
 #
-# You can read this page, run the file as a script (`python docs/tutorial/what_is_forgetting.py`), or make it a notebook
-# (`make tutorial`) and change things. Changing things is the best way.
+# You can read this page, run the file as a script (`python docs/tutorial/what_is_forgetting.py`), or make it a
+# notebook (`make tutorial`) and change things. Changing things is the best way.
 
 # %%
 import tempfile
@@ -25,9 +26,10 @@ import hatrack as hr
 # %% [markdown]
 # ## 1. The tasks
 #
-# A **task** is one thing to learn: images, their classes, and a split into training, validation and test data. The benchmark
-# `digits-and-clothes` has six tasks. Each has three classes: three digits of MNIST, or three kinds of clothes of Fashion-MNIST.
-# The number 0 is the **seed**: everything random depends on it, so your numbers will be close to those on this page.
+# A **task** is one thing to learn: images, their classes, and a split into training, validation and test data. The
+# benchmark `digits-and-clothes` has six tasks. Each has three classes: three digits of MNIST, or three kinds of
+# clothes of Fashion-MNIST. The number 0 is the **seed**: everything random depends on it, so your numbers will be
+# close to those on this page.
 
 # %%
 tasks = hr.BENCHMARKS["digits-and-clothes"](0, data="sample")
@@ -47,9 +49,9 @@ plt.show()
 # %% [markdown]
 # ## 2. One network for all tasks
 #
-# Our network has two parts. The **trunk** turns an image into a vector of 100 features, and all tasks share it. On top of it every
-# task has its own **head**, a single linear layer that turns features into three outputs, one per class. When we ask the network
-# something, we say which task we mean, so that the right head answers.
+# Our network has two parts. The **trunk** turns an image into a vector of 100 features, and all tasks share it. On
+# top of it every task has its own **head**, a single linear layer that turns features into three outputs, one per
+# class. When we ask the network something, we say which task we mean, so that the right head answers.
 #
 # We make room for five tasks. The sixth will be a surprise later.
 
@@ -62,14 +64,16 @@ def new_network() -> hr.Network:
 
 
 net = new_network()
-print(sum(p.numel() for p in net.trunk.parameters()), "weights in the trunk,", net.heads[0].weight.numel() + 3, "in each head")
+print(
+    sum(p.numel() for p in net.trunk.parameters()), "weights in the trunk,", net.heads[0].weight.numel() + 3, "in each head"
+)
 
 # %% [markdown]
 # ## 3. Plain training forgets
 #
-# The simplest method trains on the first task, then goes on with the second, and so on. In hatrack this is `hr.Method`. A **regime**
-# says how every task is trained (here: six epochs of SGD with momentum), and a `Trainer` does it. After each task we measure the
-# accuracy on the test data of *all* tasks so far.
+# The simplest method trains on the first task, then goes on with the second, and so on. In hatrack this is
+# `hr.Method`. A **regime** says how every task is trained (here: six epochs of SGD with momentum), and a `Trainer`
+# does it. After each task we measure the accuracy on the test data of *all* tasks so far.
 
 
 # %%
@@ -88,8 +92,9 @@ sgd = hr.Method(net)
 sgd_rows = learn_all(sgd, tasks[:5])
 
 # %% [markdown]
-# Read the table by columns. The first column is task 0: the digits 0, 1 and 2. Right after it was learned, the network recognises
-# nearly all of them. Nobody has touched these images since, and yet the accuracy falls. That is forgetting.
+# Read the table by columns. The first column is task 0: the digits 0, 1 and 2. Right after it was learned, the
+# network recognises nearly all of them. Nobody has touched these images since, and yet the accuracy falls. That is
+# forgetting.
 
 
 # %%
@@ -109,7 +114,8 @@ plot_task(0, {"plain training": sgd_rows})
 
 
 # %% [markdown]
-# We can put a number to it. The **forgetting** of a task is the best accuracy it ever had, minus the accuracy it has in the end.
+# We can put a number to it. The **forgetting** of a task is the best accuracy it ever had, minus the accuracy it has
+# in the end.
 
 
 # %%
@@ -125,7 +131,8 @@ print(f"forgetting: {forgetting(sgd_rows):.3f}")
 # %% [markdown]
 # ## 4. Where does it happen?
 #
-# Each task has its own head. Does training on clothes change the head of the digits? We train a fresh network on two tasks and look.
+# Each task has its own head. Does training on clothes change the head of the digits? We train a fresh network on two
+# tasks and look.
 
 # %%
 witness = hr.Method(new_network())
@@ -140,13 +147,14 @@ moved = (witness.net.trunk[1].weight - trunk_before).norm() / trunk_before.norm(
 print(f"the first layer of the trunk has moved by {moved:.0%} of its length")
 
 # %% [markdown]
-# The head is the same, bit for bit. What has changed is the trunk. The gradient of task 1 says how to move each weight so that clothes
-# are recognised better. It knows nothing about digits, so it moves weights that the digits need as freely as any other. The old head
-# now reads features that mean something else.
+# The head is the same, bit for bit. What has changed is the trunk. The gradient of task 1 says how to move each
+# weight so that clothes are recognised better. It knows nothing about digits, so it moves weights that the digits
+# need as freely as any other. The old head now reads features that mean something else.
 #
 # There are three families of remedies:
 #
-# - **Penalties**: pull important weights back to their old values (EWC, SI, MAS). Less is forgotten, but nothing is guaranteed.
+# - **Penalties**: pull important weights back to their old values (EWC, SI, MAS). Less is forgotten, but nothing is
+#   guaranteed.
 # - **Memories**: keep some old images and train on them again (ER, A-GEM).
 # - **Masks**: give each task a part of the network, and never change that part again (HAT, PMASK, PackNet).
 #
@@ -154,13 +162,13 @@ print(f"the first layer of the trunk has moved by {moved:.0%} of its length")
 #
 # ## 5. HAT: every task gets its own units
 #
-# HAT stands for *hard attention to the task* (Serrà et al., 2018). Every task has a **gate** for every unit of the trunk. An open gate
-# (1) lets the output of the unit through, a closed one (0) makes it zero. The gates are learned together with the weights: during an
-# epoch they become harder and harder, until each is practically 0 or 1. A small term in the loss asks each task to open few
-# gates, so that something is left for the others.
+# HAT stands for *hard attention to the task* (Serrà et al., 2018). Every task has a **gate** for every unit of the
+# trunk. An open gate (1) lets the output of the unit through, a closed one (0) makes it zero. The gates are learned
+# together with the weights: during an epoch they become harder and harder, until each is practically 0 or 1. A small
+# term in the loss asks each task to open few gates, so that something is left for the others.
 #
-# When a task is finished, its gates are fixed. The weights between its open units are frozen: no later task can change them. Later
-# tasks may *use* those units, but they can only train weights that are still free.
+# When a task is finished, its gates are fixed. The weights between its open units are frozen: no later task can
+# change them. Later tasks may *use* those units, but they can only train weights that are still free.
 #
 # Only one line of our program changes: `hr.HAT` in place of `hr.Method`.
 
@@ -174,8 +182,8 @@ print(f"forgetting: {forgetting(hat_rows):.3f}")
 plot_task(0, {"plain training": sgd_rows, "HAT": hat_rows})
 
 # %% [markdown]
-# Every column of the table is constant. This is not luck, and it is not "almost the same". We can test it on the raw outputs
-# (**logits**): learn one more task, and compare all bits.
+# Every column of the table is constant. This is not luck, and it is not "almost the same". We can test it on the raw
+# outputs (**logits**): learn one more task, and compare all bits.
 #
 # ## 6. A new task comes later
 #
@@ -208,16 +216,17 @@ assert not torch.equal(before, after)
 # %% [markdown]
 # ## 7. Nothing is free: capacity
 #
-# Frozen weights are gone for later tasks. `usage()` says which share of the units of each layer the finished tasks have taken. This is
-# the **capacity** that is used up.
+# Frozen weights are gone for later tasks. `usage()` says which share of the units of each layer the finished tasks
+# have taken. This is the **capacity** that is used up.
 
 # %%
 for layer, share in hat.usage().items():
     print(f"layer {layer}: {share:.0%} of the units are taken")
 
 # %% [markdown]
-# Which task uses which units? Each row of the picture is a task, each column one of the 100 units of the last layer. A dark cell is an
-# open gate. Later tasks open units that earlier tasks have taken: they reuse what is already known, and that costs nothing.
+# Which task uses which units? Each row of the picture is a task, each column one of the 100 units of the last layer.
+# A dark cell is an open gate. Later tasks open units that earlier tasks have taken: they reuse what is already known,
+# and that costs nothing.
 
 # %%
 last = hat.units.layers["3"]  # where the gates of the last layer stand in the list of all gates
@@ -228,13 +237,13 @@ axis.set_yticklabels([task.name for task in tasks], fontsize=8)
 plt.show()
 
 # %% [markdown]
-# If the network becomes full, hatrack warns you. A task that is no longer needed can be given up with `hat.release(task)`; what it
-# alone used becomes free.
+# If the network becomes full, hatrack warns you. A task that is no longer needed can be given up with
+# `hat.release(task)`; what it alone used becomes free.
 #
 # ## 8. Save it and load it
 #
-# A method goes into one file. The file holds weights, gates and options, but no Python code, so you give `load` a trunk of the same
-# shape.
+# A method goes into one file. The file holds weights, gates and options, but no Python code, so you give `load` a
+# trunk of the same shape.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -248,25 +257,28 @@ assert torch.equal(loaded.eval()(images, task=0), hat.eval()(images, task=0))
 # %% [markdown]
 # ## What you have seen
 #
-# - Plain training forgets, because all tasks change the same trunk, and the gradient of one task knows nothing about the others.
+# - Plain training forgets, because all tasks change the same trunk, and the gradient of one task knows nothing about
+#   the others.
 # - Forgetting is the best accuracy that a task ever had, minus its accuracy in the end.
 # - HAT gives each task gates, and freezes what finished tasks use. The old tasks then answer as before, bit for bit.
 # - The price is capacity: every task takes some units for good.
 #
 # ## Exercises
 #
-# 1. Make the trunk much smaller (20 units per layer). What happens to the forgetting of plain training? What happens to the last tasks of
-#    HAT, and what does `usage()` say?
+# 1. Make the trunk much smaller (20 units per layer). What happens to the forgetting of plain training? What happens
+#    to the last tasks of HAT, and what does `usage()` say?
 # 2. `hr.HAT(net, c=0.0)` removes the term that asks for few open gates. How much capacity do six tasks take now?
-# 3. Learn the tasks in the opposite order (`hr.Task` has a field `index`; `dataclasses.replace(task, index=...)` renumbers it, and
-#    its splits have a field `task`). Is the first task still the one that is forgotten most?
-# 4. Replace `hr.HAT` by `hr.EWC`, `hr.ER` and `hr.Frozen`. Which of them forget? Which one learns the later tasks worst, and why?
-# 5. Train `hr.Method` with a smaller learning rate, `hr.Regime(epochs=6, optimizer="momentum", lr=0.005)`. Does it forget less? Does it learn as well?
+# 3. Which task is forgotten most, and after which task does that happen? Is it always the task that resembles it
+#    most, or the one that resembles it least? Plot the other columns with `plot_task`.
+# 4. Replace `hr.HAT` by `hr.EWC`, `hr.ER` and `hr.Frozen`. Which of them forget? Which one learns the later tasks
+#    worst, and why?
+# 5. Train `hr.Method` with a smaller learning rate, `hr.Regime(epochs=6, optimizer="momentum", lr=0.005)`. Does it
+#    forget less? Does it learn as well?
 # 6. Run the same comparison with several seeds on the command line and look at the page it writes:
 #
-#    ```
-#    hatrack run digits-and-clothes sgd --data sample --epochs 6 --optimizer momentum --widths 100,100 --dropout 0 --input-dropout 0 --seeds 0-2
-#    hatrack run digits-and-clothes hat --data sample --epochs 6 --optimizer momentum --widths 100,100 --dropout 0 --input-dropout 0 --seeds 0-2
+#    ```sh
+#    hatrack run digits-and-clothes sgd --data sample --epochs 6 --optimizer momentum --widths 100,100 --seeds 0-2
+#    hatrack run digits-and-clothes hat --data sample --epochs 6 --optimizer momentum --widths 100,100 --seeds 0-2
 #    hatrack report runs
 #    ```
 #
