@@ -76,7 +76,7 @@ def test_the_python_in_the_readme_works():
 
 def test_links_lead_somewhere():
     for path in DOCS:
-        for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
+        for target in re.findall(r"\]\(([^)#\s]+)[)#]", path.read_text()):
             if not target.startswith("http"):
                 assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
@@ -137,7 +137,7 @@ def test_the_table_of_methods_names_each_once_with_its_class():
 def test_the_readme_is_short_and_names_no_paper_by_number():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 150
-    assert re.findall(r"\b00[0-4]\b", text) == []
+    assert re.findall(r"(?<![.,\d])00[0-4]\b", text) == []
 
 
 def test_the_table_of_methods_in_the_readme_names_all():

@@ -40,7 +40,7 @@ for task in tasks:
 figure, axes = plt.subplots(2, 6, figsize=(7, 2.8), layout="constrained")
 for column, task in enumerate(tasks):
     for row in range(2):
-        image = task.test.inputs(torch.tensor([row]))[0, 0]  # (height, width), as the network sees it
+        image = task.test.inputs(torch.tensor([row]))[0, 0]  # (height, width)
         axes[row, column].imshow(image, cmap="gray")
         axes[row, column].set_axis_off()
     axes[0, column].set_title(f"task {column}\n{task.name}", fontsize=8)
@@ -59,14 +59,14 @@ plt.show()
 # %%
 def new_network() -> hr.Network:
     torch.manual_seed(0)  # the same initial weights every time
-    trunk = nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU())
+    layers = [nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU()]
+    trunk = nn.Sequential(nn.Flatten(), *layers)
     return hr.Network(trunk, classes=[3, 3, 3, 3, 3], example=torch.rand(2, 1, 28, 28))
 
 
 net = new_network()
-print(
-    sum(p.numel() for p in net.trunk.parameters()), "weights in the trunk,", net.heads[0].weight.numel() + 3, "in each head"
-)
+print("weights in the trunk:", sum(p.numel() for p in net.trunk.parameters()))
+print("weights in each head:", sum(p.numel() for p in net.heads[0].parameters()))
 
 # %% [markdown]
 # ## 3. Plain training forgets
@@ -78,13 +78,13 @@ print(
 
 # %%
 def learn_all(method: hr.Method, tasks: list[hr.Task]) -> list[list[float]]:
-    """Learn the tasks in turn. Row k of the result: accuracies on tasks 0 to k, after task k was learned."""
+    """Learn the tasks in turn. Row k: accuracies on tasks 0 to k, after task k."""
     fit = hr.Trainer(hr.Regime(epochs=6, optimizer="momentum"))
     rows = []
     for k, task in enumerate(tasks):
         method.learn(task, fit)
-        rows.append([hr.evaluate(method, earlier.test).accuracy for earlier in tasks[: k + 1]])
-        print(f"after task {k}:", "  ".join(f"{accuracy:6.1%}" for accuracy in rows[-1]))
+        rows.append([hr.evaluate(method, old.test).accuracy for old in tasks[: k + 1]])
+        print(f"after task {k}:", "  ".join(f"{share:6.1%}" for share in rows[-1]))
     return rows
 
 
@@ -102,9 +102,11 @@ def plot_task(number: int, curves: dict[str, list[list[float]]]) -> None:
     """The accuracy on one task after every task that was learned."""
     _, axis = plt.subplots(figsize=(6, 3), layout="constrained")
     for (label, rows), style in zip(curves.items(), ("o-", "s--"), strict=False):
-        axis.plot(range(number, len(rows)), [row[number] for row in rows[number:]], style, label=label)
+        column = [row[number] for row in rows[number:]]
+        axis.plot(range(number, len(rows)), column, style, label=label)
     axis.axhline(1 / 3, color="gray", linestyle=":", label="guessing")
-    axis.set(xlabel="last task that was learned", ylabel=f"accuracy on task {number}", ylim=(0.2, 1.03))
+    axis.set(xlabel="last task that was learned", ylabel=f"accuracy on task {number}")
+    axis.set_ylim(0.2, 1.03)
     axis.set_xticks(range(number, 5))
     axis.legend()
     plt.show()
@@ -121,7 +123,8 @@ plot_task(0, {"plain training": sgd_rows})
 # %%
 def forgetting(rows: list[list[float]]) -> float:
     """The mean over all tasks but the last, which nothing came after."""
-    fallen = [max(row[k] for row in rows[k:]) - rows[-1][k] for k in range(len(rows) - 1)]
+    last = rows[-1]
+    fallen = [max(row[k] for row in rows[k:]) - last[k] for k in range(len(last) - 1)]
     return sum(fallen) / len(fallen)
 
 
@@ -142,7 +145,8 @@ head_before = witness.net.heads[0].weight.clone()
 trunk_before = witness.net.trunk[1].weight.clone()
 witness.learn(tasks[1], fit)
 
-print("the head of task 0 is unchanged:", torch.equal(head_before, witness.net.heads[0].weight))
+head_after = witness.net.heads[0].weight
+print("the head of task 0 is unchanged:", torch.equal(head_before, head_after))
 moved = (witness.net.trunk[1].weight - trunk_before).norm() / trunk_before.norm()
 print(f"the first layer of the trunk has moved by {moved:.0%} of its length")
 
@@ -229,7 +233,7 @@ for layer, share in hat.usage().items():
 # and that costs nothing.
 
 # %%
-last = hat.units.layers["3"]  # where the gates of the last layer stand in the list of all gates
+last = hat.units.layers["3"]  # which of all gates belong to the last layer
 figure, axis = plt.subplots(figsize=(7, 2.4), layout="constrained")
 axis.imshow(hat.gates[:, last], aspect="auto", cmap="Greys", interpolation="nearest")
 axis.set(xlabel="unit of the last layer", yticks=range(6))
