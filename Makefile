@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-long test-gpu check format speed peers clean
+.PHONY: demo test test-slow test-long test-gpu check format docs docs-serve tutorial speed peers clean
 
 demo: .venv/ready
 	$(BIN)/hatrack demo
@@ -30,6 +30,19 @@ format: .venv/ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The documentation as a site with search, in site/; it needs no network, neither to build nor to read.
+docs: .venv/ready
+	$(BIN)/python -m dev.site
+	$(BIN)/zensical build --clean --strict
+	@echo "open site/index.html in a browser"
+
+docs-serve: docs
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000
+
+# The tutorial as a notebook.
+tutorial: .venv/ready
+	$(BIN)/python -m dev.tutorial --notebook docs/tutorial/what_is_forgetting.ipynb
+
 speed: .venv/ready
 	$(BIN)/python -m speed.table
 
@@ -43,7 +56,7 @@ peers: .venv-peers/ready
 	touch .venv-peers/ready
 
 clean:
-	rm -rf .venv .venv-peers build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-peers build site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 # torch first and by its exact version: a range would fetch gigabytes of GPU libraries.
 .venv/ready: pyproject.toml constraints.txt

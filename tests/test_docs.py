@@ -5,11 +5,14 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 
+import hatrack
+from dev import api_reference, site
 from hatrack import METHODS, Network, Regime, Trainer
 from hatrack.__main__ import main
 from hatrack.networks.mlp import mlp
@@ -17,6 +20,7 @@ from tests.helpers.learning import learn, logits
 from tests.helpers.toys import toy_tasks
 
 ROOT = Path(__file__).parent.parent
+TUTORIAL = ROOT / "docs" / "tutorial" / "what_is_forgetting.py"
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -33,10 +37,11 @@ def test_the_tree_says_something_of_every_file():
 
 def commands() -> list[str]:
     found = []
-    for path in DOCS:
-        for block in re.findall(r"```(?:sh|bash)\n(.*?)```", path.read_text(), re.DOTALL):
+    tutorial = re.sub(r"^# ?", "", TUTORIAL.read_text(), flags=re.MULTILINE)
+    for text in [tutorial, *(path.read_text() for path in DOCS)]:
+        for block in re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.DOTALL):
             found += [line.split("#")[0].strip() for line in block.splitlines()]
-        found += re.findall(r"`(hatrack (?:run|list|report|demo)[^`]*)`", path.read_text())
+        found += re.findall(r"`(hatrack (?:run|list|report|demo)[^`]*)`", text)
     return sorted(
         {c for c in found if c.startswith("hatrack ") and "..." not in c and "BENCHMARK" not in c and "DIR" not in c}
     )
@@ -72,7 +77,7 @@ def test_the_python_in_the_readme_works():
 
 def test_links_lead_somewhere():
     for path in DOCS:
-        for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
+        for target in re.findall(r"\]\(([^)#\s]+)[)#]", path.read_text()):
             if not target.startswith("http"):
                 assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
@@ -122,4 +127,97 @@ def test_the_example_works():
 
 
 def test_every_method_has_a_page():
-    assert {path.stem for path in (ROOT / "docs" / "methods").glob("*.md")} == set(METHODS)
+    assert {path.stem for path in (ROOT / "docs" / "methods").glob("*.md")} - {"README"} == set(METHODS)
+
+
+def test_the_table_of_methods_names_each_once_with_its_class():
+    rows = re.findall(r"^\| \[`(.*?)`\]\((.*?)\.md\) \| `hr\.(\w+)` \|", (ROOT / "docs/methods/README.md").read_text(), re.M)
+    assert sorted(rows) == sorted((name, name, METHODS[name].__name__) for name in METHODS)
+
+
+def test_the_readme_is_short_and_names_no_paper_by_number():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    assert re.findall(r"(?<![.,\d])00[0-4]\b", text) == []
+
+
+def test_the_table_of_methods_in_the_readme_names_all():
+    table = re.search(r"\| methods \|(.*?)\n\n", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(METHODS)
+
+
+def pages() -> set[str]:
+    """The pages under docs/ and where they are; the methods have a table of their own."""
+    found = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    return {name for name in found if name != "README.md" and not re.match(r"methods/(?!README)", name)}
+
+
+def test_the_index_leads_to_every_page():
+    linked = set(re.findall(r"\]\(([^)#]+)", (ROOT / "docs" / "README.md").read_text()))
+    assert pages() | {"tutorial/what_is_forgetting.py", "../CONTRIBUTING.md"} == linked
+
+
+def test_the_site_has_every_page_in_its_navigation():
+    def files(entries):
+        for entry in entries:
+            for value in entry.values():
+                yield from files(value) if isinstance(value, list) else [value]
+
+    named = list(files(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
+    made = {"contributing.md", "tutorial/what_is_forgetting.md", *(f"api/{stem}.md" for stem in api_reference.PAGES)}
+    assert sorted(named) == sorted(pages() | {f"methods/{name}.md" for name in METHODS} | {"README.md"} | made)
+
+
+def test_the_api_reference_has_every_public_name_once():
+    named = [name for _, _, names in api_reference.PAGES.values() for name in names]
+    assert sorted(named) == sorted(set(hatrack.__all__) - {"__version__"})
+
+
+def test_a_docstring_becomes_markdown():
+    text = """Return the sum.
+
+    Args:
+        a: the first number,
+            which may be large.
+        b: the second.
+
+    Returns:
+        The sum.
+
+    Example:
+        >>> add(1, 2)
+        3
+    """
+    lines = [line for line in api_reference.markdown(text).splitlines() if line]
+    assert lines == [
+        "Return the sum.",
+        *("**Arguments**", "- `a`: the first number,", "    which may be large.", "- `b`: the second."),
+        *("**Returns**", "The sum.", "**Example**", "```python", ">>> add(1, 2)", "3", "```"),
+    ]
+
+
+def test_the_api_reference_shows_options_with_their_ranges():
+    assert "| `c` | `0.75` | float at least 0 |" in api_reference.entry("HAT")
+
+
+@pytest.mark.parametrize(
+    ("link", "becomes"),
+    [
+        ("[a](../CONTRIBUTING.md)", "[a](contributing.md)"),
+        ("[a](methods/hat.md#options)", "[a](methods/hat.md#options)"),
+        ("[a](results/)", "[a](results/README.md)"),
+        ("[a](tutorial/what_is_forgetting.py)", "[a](tutorial/what_is_forgetting.md)"),
+        ("[`dev/LOG.md`](../dev/LOG.md)", "`dev/LOG.md`"),
+        ("[a](https://example.org/x.md)", "[a](https://example.org/x.md)"),
+        ("```text\n[a](../dev/LOG.md)\n```", "```text\n[a](../dev/LOG.md)\n```"),
+    ],
+)
+def test_links_on_the_site(link, becomes):
+    assert site.relink(link, ROOT / "docs" / "design.md", site.OUT / "design.md") == becomes
+
+
+def test_the_glossary_has_the_words_of_the_library():
+    words = {word.lower() for word in re.findall(r"\*\*([^*]+)\*\*", (ROOT / "docs" / "glossary.md").read_text())}
+    needed = "task head trunk gate mask seed regime epoch benchmark run record forgetting capacity checkpoint step batch fit"
+    assert set(needed.split()) | {"forgetting ratio", "roll back"} <= words
