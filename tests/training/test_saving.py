@@ -191,7 +191,7 @@ def test_a_method_of_ones_own(path):
     save(method, path)
     with pytest.raises(ValueError, match=r"method=Mine"):
         hatrack.load(path, fresh())
-    with pytest.raises(ValueError, match=r"holds 'tests.training.test_keep:Mine', not HAT"):
+    with pytest.raises(ValueError, match=r"holds 'tests.training.test_saving:Mine', not HAT"):
         hatrack.load(path, fresh(), method=hatrack.HAT)
     twin = hatrack.load(path, fresh(), method=Mine)
     assert twin.times == 1
