@@ -20,6 +20,7 @@ from speed.contest import AUTHORS, AVALANCHE, HAT, PLAIN, SMALL, large, small, t
 from speed.loops import BATCH, CLASSES, LOOPS, LR, noise
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.slow  # the speed harness
 COUNT = 40  # images of a task; batches of 10
 
 

@@ -45,9 +45,10 @@ from tests.helpers.fuzzing import (
 )
 from tests.helpers.learning import logits
 from tests.helpers.records import make as make_record
+from tests.helpers.tiers import cases, quick_and_slow
 from tests.helpers.toys import toy_tasks
 
-QUICK, SLOW = 2, 40  # cases per place
+SOME, MANY, ALL = 2, 10, 40  # cases per place: in `make test-slow` some and many, in `make test-long` all
 
 
 # Places: a tree of files, which of them are damaged and how, what reads them, and what a success must have come to
@@ -345,20 +346,21 @@ def fuzz(place: str, numbers: range, tree: Path, folder: Path, patch: pytest.Mon
     assert not found, f"{len(found)} of {len(numbers)}:\n" + "\n".join(found)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", quick_and_slow(PLACES, list(PLACES)[::4]))
 def test_some_damage(place, pristine, tmp_path, monkeypatch):
-    fuzz(place, range(QUICK), pristine(PLACES[place].build), tmp_path, monkeypatch)
+    fuzz(place, range(SOME), pristine(PLACES[place].build), tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_much_damage(place, pristine, tmp_path, monkeypatch):
-    fuzz(place, range(QUICK, QUICK + SLOW), pristine(PLACES[place].build), tmp_path, monkeypatch)
+    fuzz(place, range(SOME, SOME + cases(MANY, ALL)), pristine(PLACES[place].build), tmp_path, monkeypatch)
 
 
 def test_there_are_enough_cases():
-    assert len(PLACES) * QUICK >= 40
-    assert len(PLACES) * SLOW >= 500
+    assert len(PLACES) * SOME >= 40
+    assert len(PLACES) * MANY >= 200
+    assert len(PLACES) * ALL >= 900
 
 
 def with_a_pickle(kind: str) -> Damage:
@@ -369,6 +371,7 @@ def with_a_pickle(kind: str) -> Damage:
     return damage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [name for name in PLACES if "right digest" not in name and name != "all states"])
 def test_a_pickle_in_any_place_is_never_read(place, pristine, tmp_path, monkeypatch):
     for kind in mutations.pickles():

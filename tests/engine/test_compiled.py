@@ -13,6 +13,7 @@ from hatrack.engine import compiled, decompositions
 from hatrack.engine.choice import can_compile
 from hatrack.engine.compiled import Compiled, capture
 from tests.helpers.learning import ISOLATED, OPTIMIZERS, learn, logits, make
+from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 needs_a_compiler = pytest.mark.skipif(not can_compile(gpu=False), reason="no C++ compiler")
@@ -41,7 +42,7 @@ def assert_close(one, two, tolerance=1e-5):
         torch.testing.assert_close(two.state_dict()[key], value, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", quick_and_slow(METHODS))
 def test_all_operations_of_a_step_are_captured(name, captured_only):
     """With dropout on: the same random numbers are drawn."""
     assert_close(*eager_and_compiled(name))
@@ -52,7 +53,7 @@ def test_with_every_optimizer(optimizer, captured_only):
     assert_close(*eager_and_compiled("hat", **OPTIMIZERS[optimizer]))
 
 
-@pytest.mark.parametrize("name", ISOLATED)
+@pytest.mark.parametrize("name", quick_and_slow(ISOLATED))
 def test_nothing_is_forgotten(name, captured_only):
     tasks = toy_tasks(2)
     method = make(name, tasks)

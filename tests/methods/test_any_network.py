@@ -12,6 +12,7 @@ from hatrack import METHODS, Network, Regime, Task, Trainer
 from hatrack.seeds import derive, seeded
 from tests.helpers.learning import OPTIMIZERS, logits
 from tests.helpers.nets import Plan, check_units, plans
+from tests.helpers.tiers import cases
 from tests.helpers.toys import toy_tasks
 from tests.helpers.tracing import UNTRACEABLE, trunk_around
 
@@ -58,14 +59,14 @@ def check_random(plan: Plan, optimizers: list[str]) -> None:
             assume(varied(pairs))
 
 
-@settings(QUICK, max_examples=30)
+@settings(QUICK, max_examples=5)
 @given(plan=plans)
 def test_random_networks_forget_nothing(plan):
     check_random(plan, [list(OPTIMIZERS)[derive(plan.seed, "optimizer") % len(OPTIMIZERS)]])
 
 
 @pytest.mark.slow
-@settings(QUICK, max_examples=200)
+@settings(QUICK, max_examples=cases(60, 200))
 @given(plan=plans)
 def test_many_random_networks_forget_nothing(plan):
     check_random(plan, list(OPTIMIZERS))
@@ -80,14 +81,14 @@ def test_plain_sgd_does_forget_on_them(optimizer):
         assert not any(torch.equal(learned, now) for learned, now in pairs)
 
 
-@settings(QUICK, max_examples=15)
+@settings(QUICK, max_examples=5)
 @given(plan=plans)
 def test_units_of_random_networks(plan):
     check_units(plan.build(), torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(plan.seed)))
 
 
 @pytest.mark.slow
-@settings(QUICK, max_examples=200)
+@settings(QUICK, max_examples=cases(60, 200))
 @given(plan=plans)
 def test_units_of_many_random_networks(plan):
     check_units(plan.build(), torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(plan.seed)))

@@ -17,11 +17,12 @@ from hatrack.files import tensors
 from hatrack.training.checkpoint import FORMAT, Checkpointer, Stopped, stopping
 from speed.checkpoints import timed
 from tests.helpers.killing import OFTEN, Killed, assert_same, here, killed_at, spec, start, to_the_end, wait_for
+from tests.helpers.tiers import quick_and_slow
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", quick_and_slow(METHODS))
 def test_stopped_anywhere_every_method_goes_on_to_the_same_record(method, tmp_path, monkeypatch):
     whole = run(spec(method), tmp_path / "whole")
     kills = killed_at(monkeypatch, 0.1, seed=sum(map(ord, method)), most=4)

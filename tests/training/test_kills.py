@@ -21,6 +21,7 @@ from hatrack.experiments.run import stopped_runs
 from hatrack.files.atomic import write
 from hatrack.training.checkpoint import Checkpointer
 from tests.helpers.killing import assert_same, spec
+from tests.helpers.tiers import cases, quick_and_slow
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["torch._dynamo", "pytest", "tests.training.test_kills"])
@@ -105,7 +106,7 @@ def assert_goes_on(one: Run, out: Path, whole: Record) -> None:
     assert [path.name for path in out.iterdir()] == [f"{one.name}.json"], "nothing else is left"
 
 
-@pytest.mark.parametrize("method", CHOSEN)
+@pytest.mark.parametrize("method", quick_and_slow(CHOSEN, ["hat"]))
 def test_a_kill_at_a_random_moment(method, tmp_path):
     one = spec(method, batch=100)
     whole, seconds = whole_run(one, tmp_path / "whole")
@@ -114,7 +115,7 @@ def test_a_kill_at_a_random_moment(method, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("seed", range(cases(2, 9)))
 @pytest.mark.parametrize("method", CHOSEN)
 def test_many_kills(method, seed, tmp_path):
     one = spec(method, seed, epochs=4, batch=64)
@@ -134,6 +135,7 @@ def test_after_every_task_a_new_process(method, tmp_path):
     assert_goes_on(one, tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_a_kill_at_every_file_operation(tmp_path):
     one, number = spec("sgd", epochs=1, batch=900), 1
     whole = run(one)
