@@ -55,7 +55,7 @@ class DERpp(Method):
         fit(self, task)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # the logits are for `edit_grads`
-        """Three passes, as in the paper, so that a batch norm sees each of them by itself."""
+        """Three passes, as in the authors' code, so that a batch norm sees each of them by itself."""
         logits = self(batch.x, batch.task)
         there = self.memory.used.any()
         dark, labelled = self.draw(batch, there), self.draw(batch, there)
