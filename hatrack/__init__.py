@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hatrack.methods import METHODS as METHODS
     from hatrack.methods.agem import AGEM as AGEM
     from hatrack.methods.den import DEN as DEN
+    from hatrack.methods.derpp import DERpp as DERpp
     from hatrack.methods.divergence import Diverged as Diverged
     from hatrack.methods.er import ER as ER
     from hatrack.methods.evaluate import evaluate as evaluate
@@ -58,6 +59,7 @@ PLACES = {
     "BENCHMARKS": "hatrack.benchmarks",
     "Batch": "hatrack.tasks.split",
     "DEN": "hatrack.methods.den",
+    "DERpp": "hatrack.methods.derpp",
     "Diverged": "hatrack.methods.divergence",
     "ER": "hatrack.methods.er",
     "EWC": "hatrack.methods.ewc",

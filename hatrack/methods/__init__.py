@@ -120,6 +120,13 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         needs="a memory of images; task id at test, unless the head is shared",
         costs="the images in memory, and a longer batch",
     ),
+    "derpp": Entry(
+        "hatrack.methods.derpp:DERpp",
+        "Dark experience replay: kept examples are answered with the logits that they had, and with their labels.",
+        paper="Buzzega et al. 2020",
+        needs="a memory of images; task id at test, unless the head is shared",
+        costs="the images in memory and their logits, and two more passes per step",
+    ),
     "stable-sgd": Entry(
         "hatrack.methods.stable_sgd:StableSGD",
         "SGD in the stable regime: a large first learning rate that falls from task to task, small batches, dropout.",

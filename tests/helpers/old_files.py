@@ -26,6 +26,7 @@ from tests.helpers.toys import toy_tasks
 DATA = Path(__file__).parent.parent / "data"
 OPTIONS = {  # where the defaults would make large files
     "er": {"memory": 4},
+    "derpp": {"memory": 4},
     "agem": {"per_class": 2},
     "den": {"room": 4, "expand": 2},
     "pathnet": {"modules": 3, "active": 2, "generations": 2},

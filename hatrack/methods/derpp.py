@@ -1,0 +1,87 @@
+"""DER++: dark experience replay (Buzzega, Boschini, Porrello, Abati, Calderara, 2020), https://arxiv.org/abs/2004.07211
+
+A small memory keeps examples with the logits that the network gave for them in passing. Every step trains on its batch,
+pulls the logits of some kept examples back to what they were, and trains on the labels of some others. Departures: the
+draws are with replacement, so that the shape of a step never changes; the distance of logits is a mean over those of the
+example's own task, as tasks may have heads of different widths.
+"""
+
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hatrack.methods.fit import Fit
+from hatrack.methods.method import Method
+from hatrack.methods.parts.memory import Examples, Reservoir, idle, room
+from hatrack.networks.network import Network
+from hatrack.options import Option, check
+from hatrack.tasks.split import Batch
+from hatrack.tasks.task import Task
+
+
+class DERpp(Method):
+    """Dark experience replay: kept examples are answered with the logits that they had, and with their labels."""
+
+    widths: Tensor  # (tasks,): how many logits an example of a task has
+
+    def __init__(
+        self,
+        net: Network,
+        *,
+        memory: Annotated[int, Option("slots of the reservoir, for all tasks together", low=1)] = 200,
+        alpha: Annotated[float, Option("weight of the squared distance to the logits that were kept", low=0)] = 0.5,
+        beta: Annotated[float, Option("weight of the cross-entropy of the labels that were kept", low=0)] = 0.5,
+        replay: Annotated[int, Option("examples in each of the two draws of a step", low=1)] = 32,
+    ) -> None:
+        super().__init__(net)
+        self.options = check(DERpp, locals())
+        self.alpha, self.beta, self.replay = alpha, beta, replay
+        self.memory = Reservoir(memory, net.example, logits=(0,))
+        self.register_buffer("widths", torch.zeros_like(self.memory.y[:0]))
+        self.idle: list[nn.Parameter] = []  # heads that nothing trains now; set anew by `learn`
+        self.grow()
+
+    def grow(self) -> None:
+        widths = room(self.net)
+        self.widths = torch.tensor(widths, dtype=self.widths.dtype, device=self.widths.device)
+        self.memory.widen("logits", max(widths, default=0))
+
+    def learn_task(self, task: Task, fit: Fit) -> None:
+        if task.index not in self.history:  # what is kept under its number is of a task that was given up
+            self.memory.forget(task.index)
+        self.idle = idle(self.net, {task.index, *self.memory.tasks()})
+        fit(self, task)
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # the logits are for `edit_grads`
+        """Three passes, as in the authors' code, so that a batch norm sees each of them by itself."""
+        logits = self(batch.x, batch.task)
+        there = self.memory.used.any()
+        dark, labelled = self.draw(batch, there), self.draw(batch, there)
+        drift = self.drift(self(dark.x, dark.task), dark)
+        replayed = F.cross_entropy(self(labelled.x, labelled.task), labelled.y)
+        loss = F.cross_entropy(logits, batch.y) + there * (self.alpha * drift + self.beta * replayed)
+        return loss, logits.detach()
+
+    def draw(self, batch: Batch, there: Tensor) -> Examples:
+        """Some of what is kept; with images of the batch while there is nothing, since a batch norm would see blank ones."""
+        drawn = self.memory.sample(self.replay)
+        own = torch.arange(self.replay, device=batch.y.device) % len(batch.y)
+        return drawn._replace(x=torch.where(there, drawn.x, batch.x[own]))
+
+    def drift(self, logits: Tensor, kept: Examples) -> Tensor:
+        """The mean over examples of the mean square, over the logits of an example's own task, of what they moved by."""
+        width = self.widths[kept.task]
+        own = torch.arange(logits.shape[1], device=logits.device) < width[:, None]  # (replay, logits of the widest task)
+        moved = torch.where(own, logits - kept.more["logits"], 0)  # before the square: other places hold huge numbers
+        return (moved.square().sum(1) / width).mean()
+
+    def edit_grads(self, batch: Batch, aux: Any) -> None:
+        """The batch is offered in every epoch: the logits that are kept are to come from all of the training."""
+        for parameter in self.idle:
+            parameter.grad = None
+        table = self.memory.get_buffer("logits")
+        logits = F.pad(aux, (0, table.shape[1] - aux.shape[1])).to(table.dtype)  # bfloat16 logits would not fit in
+        self.memory.expect(len(batch.y))
+        self.memory.add(batch.x, batch.y, batch.task, logits=logits)
