@@ -34,7 +34,7 @@ format: .venv/ready
 docs: .venv/ready
 	$(BIN)/python -m dev.site
 	$(BIN)/zensical build --clean --strict
-	@echo "open site/index.html in a browser"
+	@echo "make docs-serve shows site/ in a browser; opened as files the pages have no search"
 
 docs-serve: docs
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000
