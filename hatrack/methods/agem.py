@@ -58,6 +58,10 @@ class AGEM(Method):
     def grow(self) -> None:
         self.memory.grow(head_sizes(self.net))
 
+    def forget_task(self, task: int) -> None:
+        super().forget_task(task)
+        self.memory.forget(task)  # another task may take its number, for which its labels would be wrong
+
     def learn_task(self, task: Task, fit: Fit) -> None:
         earlier = self.memory.tasks() - {task.index}
         unused = {id(p) for p in unused_heads(self.net, {task.index, *earlier})}

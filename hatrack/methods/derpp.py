@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
-from hatrack.methods.parts.memory import Examples, Reservoir, idle, room
+from hatrack.methods.parts.memory import Examples, Reservoir, head_sizes, unused_heads
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.tasks.split import Batch
@@ -22,7 +22,21 @@ from hatrack.tasks.task import Task
 
 
 class DERpp(Method):
-    """Dark experience replay: kept examples are answered with the logits that they had, and with their labels."""
+    """Dark experience replay: kept examples are answered with the logits that they had, and with their labels.
+
+    Every step draws twice from a reservoir of examples: for the first draw the logits are pulled back to those that were kept
+    (a squared distance, times alpha), for the second the labels are trained on (cross-entropy, times beta).
+
+    Args:
+        net: the network; the method trains it in place. The options are listed by `hatrack list derpp`.
+
+    Example:
+        >>> method = hr.DERpp(hr.Network(trunk, tasks=tasks), memory=200)
+        >>> for task in tasks:
+        ...     method.learn(task, hr.Trainer(hr.Regime(epochs=20)))
+
+    See docs/methods/derpp.md for formulas, published values and results.
+    """
 
     widths: Tensor  # (tasks,): how many logits an example of a task has
 
@@ -40,19 +54,21 @@ class DERpp(Method):
         self.alpha, self.beta, self.replay = alpha, beta, replay
         self.memory = Reservoir(memory, net.example, logits=(0,))
         self.register_buffer("widths", torch.zeros_like(self.memory.y[:0]))
-        self.idle: list[nn.Parameter] = []  # heads that nothing trains now; set anew by `learn`
+        self.unused: list[nn.Parameter] = []  # heads of tasks that have no examples yet; set by `learn_task`
         self.grow()
 
     def grow(self) -> None:
-        widths = room(self.net)
+        widths = head_sizes(self.net)
         self.widths = torch.tensor(widths, dtype=self.widths.dtype, device=self.widths.device)
         self.memory.widen("logits", max(widths, default=0))
 
     def learn_task(self, task: Task, fit: Fit) -> None:
-        if task.index not in self.history:  # what is kept under its number is of a task that was given up
-            self.memory.forget(task.index)
-        self.idle = idle(self.net, {task.index, *self.memory.tasks()})
+        self.unused = unused_heads(self.net, {task.index, *self.memory.tasks()})
         fit(self, task)
+
+    def forget_task(self, task: int) -> None:
+        super().forget_task(task)
+        self.memory.forget(task)  # another task may take its number, for which its labels would be wrong
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # the logits are for `edit_grads`
         """Three passes, as in the authors' code, so that a batch norm sees each of them by itself."""
@@ -79,7 +95,7 @@ class DERpp(Method):
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
         """The batch is offered in every epoch: the logits that are kept are to come from all of the training."""
-        for parameter in self.idle:
+        for parameter in self.unused:
             parameter.grad = None
         table = self.memory.get_buffer("logits")
         logits = F.pad(aux, (0, table.shape[1] - aux.shape[1])).to(table.dtype)  # bfloat16 logits would not fit in

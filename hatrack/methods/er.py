@@ -64,6 +64,10 @@ class ER(Method):
         self.unused = unused_heads(self.net, {task.index, *self.memory.tasks()})
         fit(self, task)
 
+    def forget_task(self, task: int) -> None:
+        super().forget_task(task)
+        self.memory.forget(task)  # another task may take its number, for which its labels would be wrong
+
     def loss(self, batch: Batch) -> Tensor:
         """Return the mean loss over the batch and the replayed examples, or over the batch alone if the memory is empty.
 

@@ -171,7 +171,8 @@ class Method(nn.Module):
         with transaction(self, task):
             self.net.set_preprocessing(task)
             self.learn_task(task, counted)
-        self.forget_task(task.index)
+        self.digests.pop(task.index, None)  # of the task as it was before, if it was learned again
+        self.history.pop(task.index, None)
         self.history[task.index] = task.name
         return counted.end_task(task, self.usage())
 

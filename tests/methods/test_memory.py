@@ -11,6 +11,7 @@ from hatrack import Network
 from hatrack.engine.rules import watch_step
 from hatrack.methods.parts.memory import Memory, Reservoir, Ring, head_sizes, unused_heads
 from hatrack.networks.mlp import mlp
+from tests.helpers.learning import learn, make
 from tests.helpers.toys import toy_tasks
 
 EXAMPLE = torch.zeros(2, 1)
@@ -181,3 +182,14 @@ def test_heads_that_no_task_uses():
         assert head_sizes(net) == ([3, 2, 3] if heads == "multi" else [3, 3, 3])
     net = Network(mlp(tasks[0].shape, widths=(4,)), [3, 2, 3], example)
     assert all(p is q for p, q in zip(unused_heads(net, {0, 2}), net.heads[1].parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["er", "agem", "derpp"])
+def test_nothing_is_kept_of_a_task_that_was_given_up(name):
+    """Another task may take its number, and its labels would be wrong for that one."""
+    tasks = toy_tasks(2)
+    method = make(name, tasks)
+    learn(method, tasks)
+    assert method.memory.tasks() == {0, 1}
+    method.forget_task(0)
+    assert method.memory.tasks() == {1}
