@@ -24,8 +24,8 @@ from hatrack.tasks.task import Task
 class DERpp(Method):
     """Dark experience replay: kept examples are answered with the logits that they had, and with their labels.
 
-    Every step draws twice from a reservoir of examples: for the first draw the logits are pulled back to those that were kept
-    (a squared distance, times alpha), for the second the labels are trained on (cross-entropy, times beta).
+    Every step draws twice from a reservoir of examples: for the first draw the logits are pulled back to those that were
+    kept (a squared distance, times alpha), for the second the labels are trained on (cross-entropy, times beta).
 
     Args:
         net: the network; the method trains it in place. The options are listed by `hatrack list derpp`.
