@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-pytest_plugins = ["tests.helpers.publishing", "tests.helpers.fuzzing"]  # fixtures that several files use
-
 torch.set_num_threads(1)  # the networks of the tests are small: threads would only wait for each other
 
 

@@ -1,4 +1,4 @@
-"""A method of a user's own from the command line: `hatrack run smnist mymodule:MyMethod`."""
+"""A method of a user's own from the command line: `hatrack run BENCHMARK module:Class`."""
 
 import itertools
 import os

@@ -1,0 +1,6 @@
+"""Fixtures of the tests of the command line."""
+
+from tests.helpers.fuzzing import pristine
+from tests.helpers.publishing import digits, folder, publish, site
+
+__all__ = ["digits", "folder", "pristine", "publish", "site"]
