@@ -84,7 +84,8 @@ def run(
         The record.
 
     Example:
-        >>> record = hr.run(hr.Run("smnist", "hat", benchmark_options={"data": "sample"}), "runs")
+        >>> spec = hr.Run("smnist", "hat", regime=hr.Regime(epochs=2), benchmark_options={"data": "sample"})
+        >>> record = hr.run(spec, "runs")
         >>> record.summary["accuracy"]
     """
     choose_engine(engine, torch.device(device).type, 0)  # an error now if it can't be had

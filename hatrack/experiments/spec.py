@@ -34,7 +34,7 @@ class Run:
         method_options: options of the method, by name.
 
     Example:
-        >>> spec = hr.Run("smnist", "hat", seed=1, regime=hr.Regime(epochs=5), benchmark_options={"data": "sample"})
+        >>> spec = hr.Run("smnist", "hat", seed=1, regime=hr.Regime(epochs=2), benchmark_options={"data": "sample"})
         >>> record = hr.run(spec, "runs")
     """
 

@@ -297,7 +297,7 @@ def test_a_task_that_moves_another_is_told_of_after_it_is_learned(path, monkeypa
     saved("hat", path, tasks)
     twin = hatrack.load(path, fresh())
     twin.net.add_task(3)
-    monkeypatch.setattr(type(twin), "_hold", lambda self: None)
+    monkeypatch.setattr(type(twin), "_freeze_used_weights", lambda self: None)
     with pytest.raises(ValueError, match=r"task 0 \('toy 0'\) is not what it was"):
         twin.learn(tasks[2], fit())
 
