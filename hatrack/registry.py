@@ -1,5 +1,6 @@
 """Tables of methods, benchmarks and networks: names, what each is, and where it is defined; imported when it is used."""
 
+import hashlib
 import importlib
 import inspect
 import sys
@@ -108,11 +109,11 @@ def load_own(place: str) -> Any:
     if not all(part.isidentifier() for part in f"{module}.{name}".split(".")):
         raise ValueError("a class of your own is named MODULE:CLASS, such as mymethods:MyMethod")
     if "" not in sys.path and "." not in sys.path:
-        sys.path.insert(0, "")  # modules in the present folder, as for `python -m`
+        sys.path.append("")  # modules in the present folder; last, so that none takes the place of a library's
     importlib.invalidate_caches()  # the file may be younger than the last look into its folder
     try:
         loaded = importlib.import_module(module)
-    except Exception as error:  # the user's module may raise anything
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise ValueError(_why_not_imported(module, error)) from error
     try:
         return load(place)
@@ -121,7 +122,13 @@ def load_own(place: str) -> Any:
         raise ValueError(f"{module} has no {name!r}; {nearest(name, classes)}") from None
 
 
-def _why_not_imported(module: str, error: Exception) -> str:
+def source_digest(item: Any) -> str:
+    """Return a SHA-256 of the file in which a user's class is defined; empty if there is none."""
+    file = inspect.getsourcefile(item)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+
+
+def _why_not_imported(module: str, error: BaseException) -> str:
     """Say in one line why a module can't be imported: what was raised, and in which line."""
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
         return f"there is no module {error.name!r} in this folder or on Python's path"

@@ -1,6 +1,7 @@
 """The order of the rooms: a module imports only rooms below its own, and nothing of ours inside a function."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,13 @@ def wrong_imports(source: str, room: str, file: str) -> list[str]:
     tree, found = ast.parse(source), []
     inside = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in ast.walk(f)}
     for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "hatrack":
+            found.append(f"line {node.lineno}: a name of the package itself; import it from its module")
+        if isinstance(node, ast.Constant) and (place := re.fullmatch(r"hatrack\.(\w+)[\w.]*(:\w+)?", str(node.value))):
+            if id(node) in inside and file not in LAZY:
+                found.append(f"line {node.lineno}: {node.value!r} inside a function")
+            elif file not in LAZY and LEVEL.get(place[1], 99) > LEVEL[room]:
+                found.append(f"line {node.lineno}: {node.value!r} is above {room}")
         match node:
             case ast.ImportFrom(module=str(module), level=0) if module.split(".")[0] == "hatrack":
                 rooms = [module.split(".")[1]] if "." in module else [alias.name for alias in node.names]
@@ -64,6 +72,10 @@ def test_imports_go_down(module):
         ("if TYPE_CHECKING:\n    from hatrack.training.trainer import Trainer", "methods"),
         ("from . import method", "methods"),
         ("from hatrack.nowhere import x", "cli"),
+        ("import hatrack.files.atomic\nTrainer = hatrack.Trainer", "methods"),
+        ('def f():\n    return importlib.import_module("hatrack.files.schema")', "methods"),
+        ('TABLE = {"x": "hatrack.training.trainer:Trainer"}', "methods"),
+        ('load("hatrack.cli.run:command")', "experiments"),
     ],
 )
 def test_an_import_that_breaks_the_order_is_seen(source, room):

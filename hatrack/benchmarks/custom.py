@@ -15,11 +15,7 @@ name = "flowers"
 data = "flowers"               # a folder: train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png
 """
 
-import hashlib
 import math
-import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,33 +24,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hatrack.benchmarks.task_file import LARGEST, errors_name, read_task_file
 from hatrack.datasets.cache import empty
-from hatrack.datasets.images import image_files
 from hatrack.datasets.sources import Valid, read_arrays
-from hatrack.files import schema
-from hatrack.files.atomic import read_bytes
-from hatrack.options import Option, check, nearest
+from hatrack.options import Option, check
 from hatrack.tasks.arrays import to_tensors
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import scaled
-
-LARGEST = 2**22  # the largest number of values of an image
-
-
-def _numbers(where: str, value: Any) -> None:
-    """Check for one number, or a list of one per channel."""
-    one = schema.number(-1e30, 1e30)
-    (schema.items(one, least=1) if isinstance(value, list) else one)(where, value)
-
-
-KEYS: dict[str, schema.Check] = {
-    "name": schema.line,
-    "data": schema.line,
-    "classes": schema.number(1, 2**31, whole=True),
-    "mean": _numbers,
-    "std": _numbers,
-    "scale": schema.number(1e-30, 1e30),
-}
 
 
 def own(
@@ -70,7 +46,7 @@ def own(
             "the benchmark 'own' needs --tasks FILE.toml, a file that names a .npz file or image folder per task"
         )
     path = Path(tasks)
-    shape, entries = _read(path)
+    shape, entries = read_task_file(path)
     parts = [_read_data(path, entry) for entry in entries]
     shapes = [tuple(train[0].shape[1:]) for train, _ in parts]
     if shape is None and len(set(shapes)) > 1:
@@ -81,7 +57,7 @@ def own(
         )
     made = []
     for index, (entry, (train, test)) in enumerate(zip(entries, parts, strict=True)):
-        with _errors_name(path, entry):
+        with errors_name(path, entry):
             images = [x if shape is None else resize_images(x, shape) for x in (train[0], test[0])]
             options: dict[str, Any] = {"classes": entry.get("classes"), **_mean_and_std(images[0], entry)}
             arrays = (images[0], train[1], images[1], test[1])
@@ -89,81 +65,10 @@ def own(
     return made
 
 
-@contextmanager
-def _errors_name(path: Path, entry: dict[str, Any]) -> Iterator[None]:
-    """Put the names of the file and the task in front of errors."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path}, task {entry['name']!r}: {error}") from None
-
-
-def fingerprint(tasks: str) -> str:
-    """Compute a digest of a TOML file and of all data that it names, so that a run on other data has another name.
-
-    Args:
-        tasks: the path of the TOML file.
-
-    Returns:
-        A SHA-256; "" if there is no such file.
-    """
-    path = Path(tasks)
-    if not tasks or not path.is_file():
-        return ""
-    total = hashlib.sha256(path.read_bytes())
-    for entry in _read(path)[1]:
-        with _errors_name(path, entry):
-            data = path.parent / entry["data"]
-            for file in image_files(data) if data.is_dir() else [data]:
-                content = file.read_bytes() if file.is_file() else b""
-                name = file.relative_to(data).as_posix()
-                total.update(f"{entry['data']} {name} {len(content)}\n".encode())
-                total.update(content)
-    return total.hexdigest()
-
-
-def _read(path: Path) -> tuple[tuple[int, ...] | None, list[dict[str, Any]]]:
-    """Return the shape and the tasks that the file names, with every key checked."""
-    content = read_bytes(path)
-    try:
-        data = tomllib.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from None
-    for key in data:
-        if key not in ("shape", "task"):
-            raise ValueError(f"{path}: no key {key!r}; {nearest(key, ('shape', 'task'))}")
-    entries = data.get("task")
-    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError(f"{path} contains no tasks; each begins with a line [[task]]")
-    for number, entry in enumerate(entries):
-        _check(f"{path}, task {number + 1}", entry)
-    shape = data.get("shape")
-    if shape is not None:
-        schema.items(schema.number(1, LARGEST, whole=True), 3, what="numbers: channels, height and width")(
-            f"{path}: shape", shape
-        )
-        if math.prod(shape) > LARGEST:
-            raise ValueError(f"{path}: shape {shape} has more than {LARGEST:,} values")
-    return (None if shape is None else tuple(shape)), entries
-
-
-def _check(what: str, entry: dict[str, Any]) -> None:
-    """Raise if a task has an unknown key, a wrong value, or lacks a key."""
-    for key, value in entry.items():
-        if key not in KEYS:
-            raise ValueError(f"{what}: no key {key!r}; {nearest(key, KEYS)}")
-        KEYS[key](f"{what}: {key}", value)
-    for key in ("name", "data"):
-        if key not in entry:
-            raise ValueError(f"{what}: {key} is missing")
-    if ("mean" in entry) != ("std" in entry):
-        raise ValueError(f"{what}: mean and std must be given together")
-
-
 def _read_data(path: Path, entry: dict[str, Any]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Read the images and labels of a task, for training and test."""
     data = path.parent / entry["data"]
-    with _errors_name(path, entry):
+    with errors_name(path, entry):
         arrays = read_arrays(data)
         parts = [to_tensors(f"{data}, {split}", arrays[f"x_{split}"], arrays[f"y_{split}"]) for split in ("train", "test")]
     return parts[0], parts[1]

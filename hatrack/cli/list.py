@@ -68,7 +68,7 @@ def entry(name: str) -> RenderableType:
         choices = f" ({', '.join(map(str, p.choices))})" if p.choices else ""
         table.add_row(flag(p.name), show(p.default), Text(p.option.help + choices))
     facts = [f"{what}: {getattr(row, what)}" for what in ("paper", "needs", "costs") if getattr(row, what)]
-    return Group(Text(inspect.cleandoc(found.__doc__ or "")), *map(Text, facts), "", table)
+    return Group(Text(inspect.cleandoc(found.__doc__ or "").partition("\n\nArgs:")[0]), *map(Text, facts), "", table)
 
 
 def _find(name: str) -> tuple[str, Any, Entry]:

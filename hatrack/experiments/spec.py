@@ -7,12 +7,13 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from hatrack.benchmarks import BENCHMARKS
+from hatrack.benchmarks.task_file import fingerprint
 from hatrack.experiments.record import clean, name_of
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS, Init
 from hatrack.options import Option, check, complete
 from hatrack.regime import Regime
-from hatrack.registry import Registry, load
+from hatrack.registry import Registry, source_digest
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Run:
         tables: dict[str, Registry[Any]] = {"benchmark": BENCHMARKS, "network": NETWORKS, "method": METHODS}
         for kind, table in tables.items():
             entry = table.find(getattr(self, kind))
+            object.__setattr__(self, kind, table.name_of(entry))  # one name, however it was written
             object.__setattr__(
                 self, f"{kind}_options", complete(getattr(self, kind), entry, getattr(self, f"{kind}_options"))
             )
@@ -75,7 +77,7 @@ class Run:
         """
         if ":" in (method := str(spec["method"])) and method not in own:
             raise ValueError(f"its method is a user's own; --method {method} allows to import it")
-        plain = {key: value for key, value in spec.items() if key != "data_digest"}
+        plain = {key: value for key, value in spec.items() if key not in ("data_digest", "method_digest")}
         for key in ("benchmark_options", "network_options", "method_options"):
             plain[key] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain[key].items()}
         return cls(**{**plain, "regime": Regime(**plain["regime"])})
@@ -85,8 +87,9 @@ class Run:
         """Everything that decides the outcome, as a dict for JSON."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         if self.benchmark == "own":  # a file's name does not say what is in it
-            fingerprint = load("hatrack.benchmarks.custom:fingerprint")  # imported now: it needs torch
             plain["data_digest"] = fingerprint(self.benchmark_options["tasks"])
+        if ":" in self.method:  # nor does a class's
+            plain["method_digest"] = source_digest(METHODS.find(self.method))
         regime = dataclasses.asdict(self.regime)
         if regime["on_divergence"] == "stop":  # left out, so that records from before keep their names
             del regime["on_divergence"]

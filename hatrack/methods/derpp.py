@@ -71,30 +71,30 @@ class DERpp(Method):
         self.memory.forget(task)  # another task may take its number, for which its labels would be wrong
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # the logits are for `edit_grads`
-        """Three passes, as in the authors' code, so that a batch norm sees each of them by itself."""
+        """Return the loss, in three passes as in the authors' code, so that a batch norm sees each of them by itself."""
         logits = self(batch.x, batch.task)
-        there = self.memory.used.any()
-        dark, labelled = self.draw(batch, there), self.draw(batch, there)
+        filled = self.memory.used.any()
+        dark, labelled = self.draw(batch, filled), self.draw(batch, filled)
         drift = self.drift(self(dark.x, dark.task), dark)
         replayed = F.cross_entropy(self(labelled.x, labelled.task), labelled.y)
-        loss = F.cross_entropy(logits, batch.y) + there * (self.alpha * drift + self.beta * replayed)
+        loss = F.cross_entropy(logits, batch.y) + filled * (self.alpha * drift + self.beta * replayed)
         return loss, logits.detach()
 
-    def draw(self, batch: Batch, there: Tensor) -> Examples:
-        """Some of what is kept; with images of the batch while there is nothing, since a batch norm would see blank ones."""
+    def draw(self, batch: Batch, filled: Tensor) -> Examples:
+        """Draw examples from the memory. While it is empty they have images of the batch, since a batch norm sees them."""
         drawn = self.memory.sample(self.replay)
         own = torch.arange(self.replay, device=batch.y.device) % len(batch.y)
-        return drawn._replace(x=torch.where(there, drawn.x, batch.x[own]))
+        return drawn._replace(x=torch.where(filled, drawn.x, batch.x[own]))
 
-    def drift(self, logits: Tensor, kept: Examples) -> Tensor:
-        """The mean over examples of the mean square, over the logits of an example's own task, of what they moved by."""
-        width = self.widths[kept.task]
+    def drift(self, logits: Tensor, examples: Examples) -> Tensor:
+        """Return the mean squared distance between the logits of each example's own task and those in memory."""
+        width = self.widths[examples.task]
         own = torch.arange(logits.shape[1], device=logits.device) < width[:, None]  # (replay, logits of the widest task)
-        moved = torch.where(own, logits - kept.more["logits"], 0)  # before the square: other places hold huge numbers
+        moved = torch.where(own, logits - examples.more["logits"], 0)  # before the square: other places hold huge numbers
         return (moved.square().sum(1) / width).mean()
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
-        """The batch is offered in every epoch: the logits that are kept are to come from all of the training."""
+        """Offer the batch to the memory in every epoch, so that the stored logits come from all of the training."""
         for parameter in self.unused:
             parameter.grad = None
         table = self.memory.get_buffer("logits")

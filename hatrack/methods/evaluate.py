@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hatrack.methods.method import Method
+from hatrack.methods.modes import evaluation_mode
 from hatrack.tasks.device import split_to_device
 from hatrack.tasks.split import Split
 from hatrack.tasks.task import Task
@@ -61,12 +62,10 @@ class Evaluation:
     @torch.no_grad()
     def __call__(self) -> Score:
         """Return mean cross-entropy and accuracy, in evaluation mode; the device is waited for once."""
-        mode = self.method.training
-        self.method.eval()
         self.total.zero_()
-        for index in self.batches:
-            self.add(index)
-        self.method.train(mode)
+        with evaluation_mode(self.method):
+            for index in self.batches:
+                self.add(index)
         if self.wait:
             self.wait()
         loss, right = (self.total / max(1, len(self.split))).tolist()
@@ -96,6 +95,8 @@ def evaluate(method: Method, split: Split) -> Score:
     """
     if isinstance(split, Task):
         raise ValueError("evaluate takes a part of a task: its .test, .valid or .train")
+    if not len(split):
+        raise ValueError("there are no images to evaluate on; a task made with valid=0 has no validation data")
     return Evaluation(method, split_to_device(split, method.net.example.device))()
 
 
@@ -112,17 +113,15 @@ def without_task_id(method: Method, split: Split, tasks: Sequence[int]) -> float
     """
     split = split_to_device(split, method.net.example.device)
     assert isinstance(split.task, int)
-    mode = method.training
-    method.eval()
     right = torch.zeros((), dtype=torch.int64, device=split.y.device)
-    for index in torch.split(torch.arange(len(split), device=split.y.device), BATCH):
-        x, y = split.inputs(index), split.y[index]
-        best = [method(x, task).max(1) for task in tasks]  # (value, class) per task
-        winner = torch.stack([value for value, _ in best]).argmax(0)
-        answer = torch.stack([label for _, label in best]).gather(0, winner[None])[0]
-        same = answer == y
-        if not method.net.shared:
-            same &= winner == list(tasks).index(split.task)
-        right += same.sum()
-    method.train(mode)
+    with evaluation_mode(method):
+        for index in torch.split(torch.arange(len(split), device=split.y.device), BATCH):
+            x, y = split.inputs(index), split.y[index]
+            best = [method(x, task).max(1) for task in tasks]  # (value, class) per task
+            winner = torch.stack([value for value, _ in best]).argmax(0)
+            answer = torch.stack([label for _, label in best]).gather(0, winner[None])[0]
+            same = answer == y
+            if not method.net.shared:
+                same &= winner == list(tasks).index(split.task)
+            right += same.sum()
     return right.item() / len(split)

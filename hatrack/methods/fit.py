@@ -1,5 +1,6 @@
 """What a method trains with, and its results: Fit, FitResult and LearnResult."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -156,7 +157,10 @@ class LearnResult:
 
 @runtime_checkable
 class TaskObserver(Protocol):
-    """A fit that is also told of every task that has been learned, to show it. A `Trainer` is one; no fit has to be."""
+    """A fit that is also told when a task begins and ends. A `Trainer` is one; no fit has to be."""
+
+    def begin_task(self, method: "Method") -> Callable[[], None]:
+        """Return a function that rolls back what the fit carries over, for a task that could not be learned."""
 
     def end_task(self, result: LearnResult) -> None:
         """Take note of the result of a task."""
@@ -181,10 +185,15 @@ class CountedFit:
         self, method: "Method", task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any
     ) -> FitResult:
         """Train as `fit` does, and keep the result."""
-        self.results.append(self.fit(method, task, plain=plain, **changes))
+        given: dict[str, Any] = {} if plain is None else {"plain": plain}
+        self.results.append(self.fit(method, task, **given, **changes))
         return self.results[-1]
 
-    def end_task(self, task: Task, usage: dict[str, float]) -> LearnResult:
+    def begin(self, method: "Method") -> Callable[[], None]:
+        """Tell the fit that a task begins, and return what is to be called if it could not be learned."""
+        return self.fit.begin_task(method) if isinstance(self.fit, TaskObserver) else lambda: None
+
+    def end(self, task: Task, usage: dict[str, float]) -> LearnResult:
         """Return the result of the task whose fits these were, and tell the fit of it if it wants to know."""
         result = LearnResult(task.name, self.results, usage)
         if isinstance(self.fit, TaskObserver):

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from hatrack.files import tensors
+from hatrack.methods.fit import CountedFit
+from hatrack.methods.modes import evaluation_mode
 from hatrack.seeds import seeded
 from hatrack.tasks.task import Task
 
@@ -26,10 +28,11 @@ PROBES = 16  # images of the new task among the probes
 
 
 @contextmanager
-def transaction(method: "Method", task: Task) -> Iterator[None]:
+def transaction(method: "Method", task: Task, fit: CountedFit) -> Iterator[None]:
     """Learn a task in the block, then verify the guarantees. If they are broken, or if anything fails, the state of the
-    method is rolled back to what it was before the block."""
+    method, and what the fit carries over from task to task, is rolled back to what it was before the block."""
     before = {key: value.clone() for key, value in method.state_dict().items()}
+    mode, cancel = method.training, fit.begin(method)
     method.probes = take_probes(method, task)
     try:
         try:
@@ -40,6 +43,8 @@ def transaction(method: "Method", task: Task) -> Iterator[None]:
         method.probes.check(method)
     except BaseException:
         roll_back(method, before)
+        cancel()
+        method.train(mode)
         raise
     finally:
         method.probes = None
@@ -79,12 +84,9 @@ def check_digests(method: "Method", *, but: int | None = None) -> None:
 @torch.no_grad()
 def logits(method: "Method", task: int, images: Tensor | None = None) -> Tensor:
     """Return the logits of a task in evaluation mode, on the network's example images or on others."""
-    mode = method.training
     given = method.net.example if images is None else images
-    with seeded(0, "logits"), torch.autocast(given.device.type, enabled=False):
-        found: Tensor = method.eval()(given, task)
-    method.train(mode)
-    return found.cpu()
+    with seeded(0, "logits"), torch.autocast(given.device.type, enabled=False), evaluation_mode(method):
+        return method(given, task).cpu()
 
 
 class Probes(NamedTuple):

@@ -4,6 +4,7 @@ from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.snapshot import Snapshot
 from hatrack.networks.network import Network
+from hatrack.tasks.device import to_device
 from hatrack.tasks.split import Split
 from hatrack.tasks.task import Task
 
@@ -40,11 +41,17 @@ class Joint(Method):
             raise ValueError(
                 f"joint has no data of {', '.join(map(repr, missing))}: give them back by method.restore_data(task)"
             )
-        self.tasks = [t for t in self.tasks if t.index != task.index] + [task]
+        tasks = [t for t in self.tasks if t.index != task.index] + [task]
         self._reset_weights()
-        train, valid = (Split.join([getattr(t, part) for t in self.tasks]) for part in ("train", "valid"))
+        train, valid = (Split.join([getattr(t, part) for t in tasks]) for part in ("train", "valid"))
         all_tasks = Task(task.index, f"{task.name} and all before", task.classes, train, valid, task.test)
         fit(self, all_tasks, lr=fit.regime.lr, batch=fit.regime.batch, keep_state=False)  # trained like a first task
+        self.tasks = tasks
 
     def restore_data(self, task: Task) -> None:
-        self.tasks.append(task)
+        kept = [t for t in self.tasks if t.index != task.index]
+        self.tasks = [*kept, to_device(task, self.net.example.device)]
+
+    def forget_task(self, task: int) -> None:
+        super().forget_task(task)
+        self.tasks = [t for t in self.tasks if t.index != task]

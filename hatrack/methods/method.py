@@ -5,6 +5,7 @@ task but never on a tensor's value, nothing is rebound, and no tensor is made fr
 Then the same step runs eagerly, compiled, or recorded as a CUDA graph. `engine/rules.py` checks it on any machine.
 """
 
+import inspect
 import math
 import operator
 import warnings
@@ -19,15 +20,23 @@ from torch.nn import functional as F
 from hatrack.methods.divergence import rate
 from hatrack.methods.fit import CountedFit, Fit, LearnResult
 from hatrack.methods.guarantees import Probes, transaction
+from hatrack.methods.modes import evaluation_mode
 from hatrack.networks.network import LISTED, Network
 from hatrack.options import parameters
 from hatrack.regime import Regime
-from hatrack.tasks.arrays import channels_first
+from hatrack.tasks.arrays import as_tensor, channels_first
 from hatrack.tasks.device import to_device
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
 from hatrack.text import SCARCE
 
+PLACES = {  # what a method may change, with the arguments
+    "forward": ("self", "x", "task"),
+    "learn_task": ("self", "task", "fit"),
+    "loss": ("self", "batch"),
+    "edit_grads": ("self", "batch", "aux"),
+    "constrain": ("self",),
+}
 FAR = 50.0  # standard deviations: no image is so far off those that a task was learned from
 
 
@@ -69,6 +78,18 @@ class Method(nn.Module):
         self.history: dict[int, str] = {}  # the finished tasks and their names, in the order of learning
         self.probes: Probes | None = None  # while a task is learned: what the finished ones answered before
         self.digests: dict[int, str] = {}  # of what tasks use, once the method was saved or loaded: see guarantees.py
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Refuse a subclass that overrides `learn`, or one of the five places with other arguments."""
+        super().__init_subclass__(**keywords)
+        if "learn" in vars(cls):
+            raise TypeError(f"{cls.__name__} overrides learn, which is the same for all methods: write learn_task instead")
+        for name, arguments in PLACES.items():
+            if inspect.isfunction(function := vars(cls).get(name)):
+                try:
+                    inspect.signature(function).bind(*arguments)
+                except TypeError:
+                    raise TypeError(f"{cls.__name__}.{name} must take the arguments {', '.join(arguments)}") from None
 
     def __repr__(self) -> str:
         known = parameters(type(self))
@@ -168,13 +189,14 @@ class Method(nn.Module):
         self.net.check_task(task)
         self.make_room()
         task, counted = to_device(task, self.net.example.device), CountedFit(fit)
-        with transaction(self, task):
+        with transaction(self, task, counted):
             self.net.set_preprocessing(task)
             self.learn_task(task, counted)
+            usage = self.usage()
         self.digests.pop(task.index, None)  # of the task as it was before, if it was learned again
         self.history.pop(task.index, None)
         self.history[task.index] = task.name
-        return counted.end_task(task, self.usage())
+        return counted.end(task, usage)
 
     def __call__(self, x: Tensor, task: TaskId) -> Tensor:
         """Return the logits of a task.
@@ -191,8 +213,11 @@ class Method(nn.Module):
                 "images of type uint8 are raw: method.predict(images, task) takes them; method.net.preprocess(images, task) "
                 "makes them what the network sees"
             )
+        task = task_number(task, len(x))
+        if isinstance(task, int):
+            self.net.check_task_id(task)
         self.make_room()
-        return super().__call__(x, task_number(task))  # type: ignore[no-any-return]
+        return super().__call__(x, task)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def predict(self, images: Any, task: TaskId) -> Tensor:
@@ -205,12 +230,13 @@ class Method(nn.Module):
         Returns:
             The class of each image, a tensor of int64.
         """
-        task = task_number(task)
-        if isinstance(task, int) and self.history and task not in self.history:
-            self.net.check_task_id(task)
-            raise ValueError(f"task {task} has not been learned; learned are {', '.join(map(str, self.history))}")
-        mode = self.training
-        raw = channels_first("images", torch.as_tensor(images, device=self.net.example.device))
+        raw = channels_first("images", as_tensor("images must be numbers", images).to(self.net.example.device))
+        raw = raw if raw.dtype == torch.uint8 else raw.float()
+        task = task_number(task, len(raw))
+        for number in {task} if isinstance(task, int) else set(task.tolist()):
+            self.net.check_task_id(number)
+            if self.history and number not in self.history:
+                raise ValueError(f"task {number} has not been learned; learned are {', '.join(map(str, self.history))}")
         seen = self.net.preprocess(raw, task)
         off = seen.abs().max().item() if raw.numel() and raw.dtype != torch.uint8 else 0.0
         if not math.isfinite(off):
@@ -221,9 +247,8 @@ class Method(nn.Module):
                 "taken in the units of a task's own data, which are 0 to 1 if that was given as bytes",
                 stacklevel=2,
             )
-        classes = self.eval()(seen, task).argmax(1)
-        self.train(mode)
-        return classes
+        with evaluation_mode(self):
+            return self(seen, task).argmax(1)
 
     def make_room(self) -> None:
         """Call `grow` if the network has new tasks."""
@@ -258,11 +283,15 @@ class Method(nn.Module):
             warnings.warn(f"task {task.name!r} finds under {SCARCE:.0%} free in {counts}", stacklevel=4)
 
 
-def task_number(task: Any) -> TaskId:
-    """Return the number of a task as a Python int; a tensor of numbers, one per image, is returned as it is."""
-    if isinstance(task, int) or (isinstance(task, Tensor) and task.dim()):
+def task_number(task: Any, images: int) -> TaskId:
+    """Return a task's number as an int; the numbers of many tasks, one per image, as they are."""
+    if isinstance(task, Tensor) and task.dim():
+        if task.shape != (images,):
+            raise ValueError(f"one task number per image is needed: {images} images, numbers of shape {tuple(task.shape)}")
         return task
     try:
+        if isinstance(task, bool):
+            raise TypeError
         return operator.index(task)
     except TypeError:
         raise ValueError(f"a task is given by its number, or a tensor of them, one per image, not {task!r}") from None

@@ -163,7 +163,6 @@ class PNN(Method):
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         if isinstance(task, Tensor):
             return grouped(self, x, task)
-        self.net.check_task_id(task)
         hidden: list[list[Tensor]] = []
         for column in islice(self.columns, self.column_of(task) + 1):
             hidden.append(column(x, hidden))
@@ -184,6 +183,8 @@ class PNN(Method):
 
     def end_learning(self) -> None:
         self.learning = self.column = -1
+        needed = int(self.owned.max()) + 1 + int((self.owned < 0).sum())
+        del self.columns[needed:]  # a column for a task that could not be learned again
 
     def num_parameters(self) -> int:
         """Return the number of weights, without those of the original network, which is only the pattern."""

@@ -2,6 +2,7 @@
 
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -9,11 +10,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from hatrack.engine.choice import Engine
+from hatrack.engine.choice import ENGINES, Engine
 from hatrack.engine.recorded import own_stream
 from hatrack.methods.divergence import Diverged
 from hatrack.methods.fit import EpochResult, FitResult, LearnResult
 from hatrack.methods.method import Method
+from hatrack.options import choose
 from hatrack.regime import Regime
 from hatrack.seeds import derive
 from hatrack.tasks.device import to_device
@@ -72,7 +74,9 @@ class Trainer:
             raise ValueError(f"a Trainer takes a Regime, such as Regime(epochs=20), not {regime!r}")
         if not (progress is None or isinstance(progress, bool) or callable(progress)):
             raise ValueError(f"progress must be a callable, False for none or None for the default, not {progress!r}")
-        self.regime, self.seed, self.engine = regime or Regime(), seed, engine
+        if type(seed) is not int or seed < 0:
+            raise ValueError(f"seed must be a whole number from 0, not {seed!r}")
+        self.regime, self.seed, self.engine = regime or Regime(), seed, choose("engine", engine, ENGINES)
         self.progress, self.watch = progress, watch
         self.checkpointer: Checkpointer | None = None  # saves the state of fits
         self.fits: list[FitResult] = []
@@ -95,6 +99,8 @@ class Trainer:
         method.net.check_task(task)
         task = to_device(task, method.net.example.device)
         regime = replace(self.regime.at(task.index), **changes)
+        if isinstance(task.train.task, int):  # not a union of several tasks
+            method.net.set_preprocessing(task)
         carried = self.carried.setdefault(method, CarriedState())
         number = carried.fits[task.index]
         carried.fits[task.index] += 1
@@ -130,9 +136,7 @@ class Trainer:
     ) -> FitResult:
         """Fit; if that diverges and the regime says so, start again with half the learning rate."""
         regime = replace(self.regime.at(task.index), **changes)
-        before = None
-        if regime.on_divergence == "halve":
-            before = {key: value.clone() for key, value in method.state_dict().items()}
+        before = {key: value.clone() for key, value in method.state_dict().items()}
         saved = self.checkpointer.next_fit() if self.checkpointer else None
         halved = int(saved[1]["fitted"]["halved"]) if saved else 0
         while True:
@@ -141,21 +145,20 @@ class Trainer:
             loop = self.start(method, task, plain=slower, **changes)
             loop.result.halved = halved
             try:
-                return self._run(loop, saved)
+                return self._run(loop, saved, before)
             except Diverged as error:
-                if before is None or not error.may_be_the_rate:
+                if regime.on_divergence != "halve" or not error.may_be_the_rate:
                     raise
                 if halved >= HALVINGS:
                     rates = ", ".join(f"{regime.lr * 0.5**times:g}" for times in range(halved + 1))
                     raise Diverged(f"{error}; it ended so with every learning rate: {rates}") from None
                 seen = error.seen
             warnings.warn(f"{seen}; it begins again with lr {changes['lr'] / 2:g} (seed {self.seed})", stacklevel=2)
-            loop.best = before
-            loop.close()
             halved, saved = halved + 1, None
 
-    def _run(self, loop: FitLoop, saved: State | None) -> FitResult:
-        """Carry out a fit from its first epoch, or from where it was saved, to its end."""
+    def _run(self, loop: FitLoop, saved: State | None, before: dict[str, Tensor]) -> FitResult:
+        """Carry out a fit from its first epoch, or from where it was saved, to its end. If it fails, the method gets the
+        state `before` it."""
         method, task = loop.method, loop.task
         ended = self._resume(loop, saved) if saved else False
         if self.checkpointer:
@@ -168,7 +171,7 @@ class Trainer:
         except BaseException as error:
             self.carried[method].fits[task.index] -= 1  # another try sees the same batches
             self.fits.pop()
-            loop.best = {}
+            loop.best = before
             loop.close()
             if isinstance(error, RuntimeError):  # perhaps the cause is known, and the message can be clearer
                 seen = task.train.inputs(torch.zeros(1, dtype=torch.int64, device=task.train.y.device))
@@ -194,6 +197,17 @@ class Trainer:
         except ValueError as error:
             raise ValueError(f"{self.checkpointer.folder}: {error}") from None
         return bool(saved[1]["ended"])
+
+    def begin_task(self, method: Method) -> Callable[[], None]:
+        """Return a function that forgets the fits of this task, for a task that could not be learned."""
+        carried, done = self.carried.setdefault(method, CarriedState()), len(self.fits)
+        before = CarriedState(Counter(carried.fits), dict(carried.optimizer))
+
+        def cancel() -> None:
+            self.carried[method] = before
+            del self.fits[done:]
+
+        return cancel
 
     def end_task(self, result: LearnResult) -> None:
         """Print one line about a task that has been learned, where progress is shown: see `TaskObserver`."""
