@@ -54,6 +54,7 @@ ENTRY = re.compile(r"^(\*{0,2}\w+)(?: \([^)]*\))?: (.*)$")
 
 def markdown(docstring: str) -> str:
     """A docstring in Google style as Markdown."""
+    docstring = re.sub(r"docs/([\w/.-]+\.md)", r"[\1](../\1)", docstring)
     lines, out, section = inspect.cleandoc(docstring).splitlines(), [], ""
     for line in lines:
         if found := HEADING.match(line):

@@ -60,6 +60,8 @@ def main(run_tutorial: bool) -> None:
         else:
             shutil.copy(source, copy)
     api_reference.write(OUT / "api")
+    if run_tutorial:
+        print("Running the tutorial for its page; this takes one or two minutes.", flush=True)
     tutorial.write(OUT / "tutorial", run=run_tutorial)
 
 

@@ -57,7 +57,7 @@ def describe(error: BaseException) -> str | None:
 def _usage(error: click.ClickException) -> str:
     if not isinstance(error, click.NoSuchOption):
         return error.format_message()
-    near = f"; did you mean {' or '.join(error.possibilities)}?" if error.possibilities else ""
+    near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
     return f"No such option: {error.option_name}{near}"
 
 

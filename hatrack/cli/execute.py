@@ -69,7 +69,10 @@ def resume(folder: Path, methods: Sequence[str], **how: Any) -> None:
         METHODS.find(name)  # an error now if there is none
     runs, others = stopped_runs(folder, methods)
     if not runs:
-        raise ValueError("; ".join(others) or f"nothing in {folder} was stopped before its end")
+        if others:
+            raise ValueError("; ".join(others))
+        print(f"nothing in {folder} was stopped before its end")
+        return
     for why in others:
         warnings.warn(why, stacklevel=2)
     carry_out(runs, folder.parent if folder.suffix == ".part" else folder, **how)

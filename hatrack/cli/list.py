@@ -42,9 +42,15 @@ def command(name: str, seed: int | None, data: str) -> None:
             print(f"The tasks can't be shown: {printable(error)}")
 
 
+PAPERS = (
+    "Papers by number: 000 HAT on ResNet-18 (Dinu 2019), 001 HAT (Serrà et al. 2018), 002 EWC on a convolutional network, "
+    "003 PMASK (Raskoti, Ghimire), 004 training regimes (Mirzadeh et al. 2020)."
+)
+
+
 def everything() -> RenderableType:
     """Return a table for each kind."""
-    return Group(*(_table(f"{kind}s", table) for kind, table in TABLES.items()))
+    return Group(*(_table(f"{kind}s", table) for kind, table in TABLES.items()), Text(PAPERS, style="dim"))
 
 
 def _table(title: str, entries: Registry[Any]) -> Table:
@@ -68,7 +74,13 @@ def entry(name: str) -> RenderableType:
         choices = f" ({', '.join(map(str, p.choices))})" if p.choices else ""
         table.add_row(flag(p.name), show(p.default), Text(p.option.help + choices))
     facts = [f"{what}: {getattr(row, what)}" for what in ("paper", "needs", "costs") if getattr(row, what)]
-    return Group(Text(inspect.cleandoc(found.__doc__ or "").partition("\n\nArgs:")[0]), *map(Text, facts), "", table)
+    return Group(*_paragraphs(found), *map(Text, facts), "", table)
+
+
+def _paragraphs(found: Any) -> list[Text]:
+    """Return the paragraphs of a docstring before its Args, each as one line that the terminal breaks."""
+    before = inspect.cleandoc(found.__doc__ or "").partition("\n\nArgs:")[0]
+    return [Text(" ".join(paragraph.split()) + "\n") for paragraph in before.split("\n\n")]
 
 
 def _find(name: str) -> tuple[str, Any, Entry]:

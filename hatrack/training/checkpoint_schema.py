@@ -13,6 +13,8 @@ WHOLE = schema.number(0, 2**40, whole=True)
 LOSS = schema.number(-1e39, 1e39, finite=False, null=True)
 SECONDS = schema.number(0, 1e11)
 SHARE = schema.number(0, 1, null=True)
+# The keys of the format are older than the names in the code: "pace" is the schedule, "fitted" the result of a fit so far,
+# "place" the number of steps done in the present epoch.
 PACE = schema.fields(
     {
         "lr": schema.number(0),

@@ -1,4 +1,4 @@
-"""Splits, views and tasks: what a step gets is what the arrays held."""
+"""Splits, transforms and tasks: what a step gets is what the arrays held."""
 
 from dataclasses import replace
 
