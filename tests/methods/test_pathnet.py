@@ -109,7 +109,7 @@ class Scripted:
     def __init__(self, losses, **regime):
         self.losses, self.regime, self.calls = losses, Regime(**regime), []
 
-    def __call__(self, method, task, *, plain, epochs, lr, schedule, keep_state):
+    def __call__(self, method, task, *, plain=None, epochs, lr, schedule, keep_state):
         number = len(self.calls)
         trained = {name for name, p in method.named_parameters() if p.requires_grad}
         self.calls.append({"path": copy.deepcopy(method.path), "lr": lr, "epochs": epochs, "trained": trained})
