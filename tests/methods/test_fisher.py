@@ -327,7 +327,8 @@ def test_the_estimate_of_the_hat_authors_has_dropout():
 
 
 @pytest.mark.slow
-def test_it_is_twenty_times_as_fast_as_a_loop():
+def test_it_is_ten_times_as_fast_as_a_loop():
+    """On a quiet machine it was over 20 times, on a busy one 17 to 20, with this code and with that of version 0.1."""
     with seeded(0, "weights"):
         trunk = mlp((1, 28, 28), widths=(256, 256), dropout=0.0, input_dropout=0.0)
     task = toy_tasks(1, classes=10, shape=(1, 28, 28), train=2048, test=10, valid=0.0)[0]
@@ -340,7 +341,7 @@ def test_it_is_twenty_times_as_fast_as_a_loop():
         middle = time.perf_counter()
         plain_loop(method, few, parameters)
         ratios.append((time.perf_counter() - middle) / len(few) / ((middle - start) / len(task.train)))
-    assert statistics.median(ratios) > 20, ratios
+    assert statistics.median(ratios) > 10, ratios
 
 
 def plain_loop(method: Method, split: Split, parameters: list[nn.Parameter]) -> list[Tensor]:
