@@ -217,3 +217,27 @@ def test_names_of_records():
         assert re.fullmatch(r"smnist-[\w-]+-seed3-[0-9a-f]{12}", name)
     assert "my-package-My_Method" in name_of(spec | {"method": "my.package:My_Method"})
     assert len({name_of(spec | {"method": method}) for method in ("a:b", "a-b", "a.b")}) == 3
+
+
+def test_an_edited_method_is_another_run(module, tmp_path):
+    """Its record is not taken for that of the method as it was."""
+    own = module()
+    before = Run("smnist", f"{own}:Anchored").name
+    assert Run("smnist", f"{own}:Anchored").name == before
+    path = tmp_path / f"{own}.py"
+    path.write_text(path.read_text() + "\n# edited\n")
+    assert Run("smnist", f"{own}:Anchored").name != before
+
+
+def test_one_method_has_one_name():
+    assert Run("smnist", "hatrack.methods.hat:HAT") == Run("smnist", "hat")
+
+
+def test_modules_of_the_present_folder_come_after_all_others(module, tmp_path):
+    (tmp_path / "colorsys.py").write_text("raise RuntimeError('the wrong one')")
+    own = module()
+    assert Run("smnist", f"{own}:Anchored").method == f"{own}:Anchored"
+    sys.modules.pop("colorsys", None)
+    import colorsys
+
+    assert colorsys.rgb_to_hsv(0.0, 0.0, 0.0) == (0.0, 0.0, 0.0)
