@@ -5,7 +5,6 @@ task but never on a tensor's value, nothing is rebound, and no tensor is made fr
 Then the same step runs eagerly, compiled, or recorded as a CUDA graph. `engine/rules.py` checks it on any machine.
 """
 
-import inspect
 import math
 import operator
 import warnings
@@ -21,6 +20,7 @@ from hatrack.methods.divergence import rate
 from hatrack.methods.fit import CountedFit, Fit, LearnResult
 from hatrack.methods.guarantees import Probes, transaction
 from hatrack.methods.modes import evaluation_mode
+from hatrack.methods.overrides import check_overrides
 from hatrack.networks.network import LISTED, Network
 from hatrack.options import parameters
 from hatrack.regime import Regime
@@ -30,13 +30,6 @@ from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
 from hatrack.text import SCARCE
 
-PLACES = {  # what a method may change, with the arguments
-    "forward": ("self", "x", "task"),
-    "learn_task": ("self", "task", "fit"),
-    "loss": ("self", "batch"),
-    "edit_grads": ("self", "batch", "aux"),
-    "constrain": ("self",),
-}
 FAR = 50.0  # standard deviations: no image is so far off those that a task was learned from
 
 
@@ -80,16 +73,8 @@ class Method(nn.Module):
         self.digests: dict[int, str] = {}  # of what tasks use, once the method was saved or loaded: see guarantees.py
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Refuse a subclass that overrides `learn`, or one of the five places with other arguments."""
         super().__init_subclass__(**keywords)
-        if "learn" in vars(cls):
-            raise TypeError(f"{cls.__name__} overrides learn, which is the same for all methods: write learn_task instead")
-        for name, arguments in PLACES.items():
-            if inspect.isfunction(function := vars(cls).get(name)):
-                try:
-                    inspect.signature(function).bind(*arguments)
-                except TypeError:
-                    raise TypeError(f"{cls.__name__}.{name} must take the arguments {', '.join(arguments)}") from None
+        check_overrides(cls)
 
     def __repr__(self) -> str:
         known = parameters(type(self))
