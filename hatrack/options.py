@@ -25,6 +25,8 @@ class Option:
         low: the smallest value allowed.
         above: values must be greater than this.
         high: the largest value allowed.
+        added: the option is younger than the first records; at its default it is left out of a spec, so that older records
+            keep their names.
 
     Example:
         >>> from typing import Annotated
@@ -41,6 +43,7 @@ class Option:
     low: float | None = None
     above: float | None = None
     high: float | None = None
+    added: bool = False
 
 
 class Parameter(NamedTuple):
@@ -141,6 +144,12 @@ def complete(entry_name: str, entry: Callable[..., Any], options: Mapping[str, A
         check_value(known[name], value)
     values = {name: options.get(name, p.default) for name, p in known.items()}
     return {name: float(v) if known[name].type is float else v for name, v in values.items()}
+
+
+def without_added_defaults(entry: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values without those of options that were added later and have their default: see `Option.added`."""
+    added = {name: p.default for name, p in parameters(entry).items() if p.option.added}
+    return {name: value for name, value in values.items() if name not in added or value != added[name]}
 
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "none"}

@@ -77,7 +77,7 @@ class Regime:
     task_batch_decay: Annotated[float, Option("batch is multiplied with this from task to task", above=0, high=1)] = 1.0
     on_divergence: Annotated[
         Literal["stop", "halve"],
-        Option("when the loss is not finite: stop, or begin the fit again with half the learning rate"),
+        Option("when the loss is not finite: stop, or begin the fit again with half the learning rate", added=True),
     ] = "stop"
 
     def __post_init__(self) -> None:

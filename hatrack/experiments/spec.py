@@ -11,9 +11,11 @@ from hatrack.benchmarks.task_file import fingerprint
 from hatrack.experiments.record import clean, name_of
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS, Init
-from hatrack.options import Option, check, complete
+from hatrack.options import Option, check, complete, without_added_defaults
 from hatrack.regime import Regime
 from hatrack.registry import Registry, source_digest
+
+TABLES: dict[str, Registry[Any]] = {"benchmark": BENCHMARKS, "network": NETWORKS, "method": METHODS}
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,7 @@ class Run:
             raise ValueError(f"seed must be a whole number from 0, not {self.seed!r}")
         check(Run, vars(self))
         object.__setattr__(self, "network", self.network or BENCHMARKS.about(self.benchmark).network)
-        tables: dict[str, Registry[Any]] = {"benchmark": BENCHMARKS, "network": NETWORKS, "method": METHODS}
-        for kind, table in tables.items():
+        for kind, table in TABLES.items():
             entry = table.find(getattr(self, kind))
             object.__setattr__(self, kind, table.name_of(entry))  # one name, however it was written
             object.__setattr__(
@@ -85,15 +86,15 @@ class Run:
     @cached_property
     def spec(self) -> dict[str, Any]:
         """Everything that decides the outcome, as a dict for JSON."""
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        plain = without_added_defaults(Run, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+        plain["regime"] = without_added_defaults(Regime, dataclasses.asdict(self.regime))
+        for kind, table in TABLES.items():
+            plain[f"{kind}_options"] = without_added_defaults(table.find(plain[kind]), plain[f"{kind}_options"])
         if self.benchmark == "own":  # a file's name does not say what is in it
             plain["data_digest"] = fingerprint(self.benchmark_options["tasks"])
         if ":" in self.method:  # nor does a class's
             plain["method_digest"] = source_digest(METHODS.find(self.method))
-        regime = dataclasses.asdict(self.regime)
-        if regime["on_divergence"] == "stop":  # left out, so that records from before keep their names
-            del regime["on_divergence"]
-        result: dict[str, Any] = clean({**plain, "regime": regime})
+        result: dict[str, Any] = clean(plain)
         return result
 
     @cached_property
