@@ -74,6 +74,7 @@ def order(path: Path) -> int:
         "training",
         "experiments",
         "reporting",
+        "recipes",
         "cli",
     ]
     return rooms.index(path.name) if path.parent == ROOT / "hatrack" and path.name in rooms else -1

@@ -22,6 +22,7 @@ COMMANDS: Registry[click.Command] = Registry("command", {
     "run": Entry("hatrack.cli.run:command", "Run a method on a benchmark and keep the record."),
     "resume": Entry("hatrack.cli.resume:command", "Continue the runs in a folder that were stopped before their end."),
     "report": Entry("hatrack.cli.report:command", "Make a page, figures and a table of the records in a folder."),
+    "reproduce": Entry("hatrack.cli.reproduce:command", "Reproduce a paper: its tables and figures beside the published."),
     "demo": Entry(
         "hatrack.cli.demo:command",
         "Show forgetting and its cure on real images, in about a minute; leaves a page to look at.",

@@ -40,11 +40,11 @@ def draw(setting: Setting, prefix: str, styles: dict[str, LineStyle]) -> list[Dr
 def _figures(setting: Setting, prefix: str, styles: dict[str, LineStyle]) -> Iterator[Drawing]:
     order = [row.label for row in ranking(setting)]
     accuracy = {name: [100 * metrics.average_accuracies(r.accuracy) for r in setting.methods[name]] for name in order}
-    figure = _lines(_without_distant_guessing(setting, accuracy), styles, "average accuracy, %", least=4)
+    figure = draw_lines(_without_distant_guessing(setting, accuracy), styles, "average accuracy, %", least=4)
     yield render("accuracy", "", f"{prefix}-accuracy", figure, "Average accuracy on the tasks so far against tasks learned")
     if ratio := _ratios(setting, order):
         lines = _without_distant_guessing(setting, ratio)
-        figure = _lines(lines, styles, "forgetting ratio ρ≤t", least=0.04)  # noqa: RUF001
+        figure = draw_lines(lines, styles, "forgetting ratio ρ≤t", least=0.04)  # noqa: RUF001
         yield render("ratio", "", f"{prefix}-forgetting-ratio", figure, "Forgetting ratio against tasks learned")
     panels: dict[str, tuple[Callable[[Setting, str], Figure | None], str]] = {
         "tasks": (_tasks, "the accuracy on every task as further tasks are learned"),
@@ -82,7 +82,7 @@ def _without_distant_guessing(setting: Setting, lines: dict[str, list[Matrix]]) 
     return {name: group for name, group in lines.items() if name not in random or np.max(group) > bound}
 
 
-def _lines(lines: dict[str, list[Matrix]], styles: dict[str, LineStyle], title: str, least: float) -> Figure:
+def draw_lines(lines: dict[str, list[Matrix]], styles: dict[str, LineStyle], title: str, least: float) -> Figure:
     """Draw a line per method: the mean over seeds, with a band of one standard deviation and the name at the end.
 
     The y axis spans at least `least`, so that differences too small to matter look small.

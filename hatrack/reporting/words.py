@@ -8,6 +8,7 @@ from typing import Any
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.experiments.record import clean
 from hatrack.experiments.record_parts import Spec
+from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
 from hatrack.options import parameters
 from hatrack.regime import Regime
@@ -110,12 +111,17 @@ def reference_commands(setting: Setting) -> tuple[str, list[str]]:
 
 
 def command(setting: Setting, method: str, seeds: list[int]) -> str:
-    """Return the command that runs a method in this setting."""
-    spec = setting.spec
-    words = ["hatrack", "run", spec.benchmark, method]
+    """Return the command that runs a method, with its default options, in this setting."""
+    return run_command(setting.spec.replace(method=method, method_options={}), seeds)
+
+
+def run_command(spec: Spec, seeds: list[int]) -> str:
+    """Return the command that carries out the run of a spec at these seeds."""
+    words = ["hatrack", "run", spec.benchmark, spec.method]
     default = BENCHMARKS.entries[spec.benchmark].network if spec.benchmark in BENCHMARKS else None
     words += ["--network", spec.network] if spec.network != default else []
     sources = [
+        (spec.method_options, _defaults(METHODS.get(spec.method)) if spec.method_options else {}),
         (spec.written, {name: getattr(Spec, name) for name in RUN_OPTIONS}),
         (spec.regime, _defaults(Regime)),
         (spec.benchmark_options, _defaults(BENCHMARKS.get(spec.benchmark))),

@@ -1,0 +1,119 @@
+"""Carrying out `hatrack reproduce`. Imported when it begins: it needs torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hatrack.cli.errors import Interrupted
+from hatrack.cli.execute import available
+from hatrack.cli.values import parse_seeds
+from hatrack.methods.divergence import Diverged
+from hatrack.recipes import RECIPES
+from hatrack.recipes import quick as quick_version
+from hatrack.recipes.page import main_table, write_page
+from hatrack.recipes.recipe import Part, Recipe
+from hatrack.recipes.reproduce import Missing, carry_out, missing_rows, read_records
+from hatrack.recipes.results import Results
+from hatrack.training.checkpoint import Stopped
+
+
+def reproduce(
+    names: Sequence[str], *, only: str, seeds: str | None, quick: bool, missing: bool, page: bool, out: Path, **how: Any
+) -> None:
+    """Reproduce papers, or tell what is missing.
+
+    Args:
+        names: the recipes.
+        only: the parts, by commas; empty for all.
+        seeds: the seeds of every row, as a text; None for each row's own.
+        quick: the small and short version.
+        missing: run nothing and tell what is missing.
+        page: run nothing and write the page.
+        out: the folder of pages and records.
+        how: device, engine, precision, save_every, parallel.
+    """
+    if missing and page:
+        raise ValueError("--missing and --page exclude each other")
+    out = out / "quick" if quick else out
+    recipes = [_chosen(name, quick) for name in names]
+    wanted = tuple(filter(None, (part.strip() for part in only.split(","))))
+    parts = {recipe.name: _with_seeds(recipe.only(wanted), seeds) for recipe in recipes}
+    if missing:
+        for recipe in recipes:
+            _tell_missing(recipe, parts[recipe.name], out)
+        return
+    diverged = []
+    if not page:
+        everything = [part for recipe in recipes for part in parts[recipe.name]]
+        how["device"], precision = available(how["device"]), how.pop("precision") or None
+        try:
+            diverged = carry_out(everything, out, precision, **how)
+        except Stopped as error:
+            _write_pages(recipes, out, quick)
+            raise Interrupted(str(error)) from error
+    for recipe in recipes:
+        for part in parts[recipe.name]:
+            _show(part, out)
+    _write_pages(recipes, out, quick)
+    if diverged:
+        raise Diverged("\n".join(diverged))
+
+
+def _chosen(name: str, small: bool) -> Recipe:
+    recipe = RECIPES.find(name)
+    return quick_version.quick(recipe) if small else recipe
+
+
+def _with_seeds(parts: list[Part], seeds: str | None) -> list[Part]:
+    return [part.with_seeds(tuple(parse_seeds(seeds))) for part in parts] if seeds is not None else parts
+
+
+def _write_pages(recipes: Sequence[Recipe], out: Path, small: bool) -> None:
+    records = read_records(out)
+    for recipe in recipes:
+        print(f"{recipe.name}: the page is {write_page(recipe, records, out, quick_version.NOTICE if small else '')}")
+
+
+def _show(part: Part, out: Path) -> None:
+    """Print the table of a part."""
+    if part.rows and part.columns:
+        found = main_table(Results(part, read_records(out)))
+        table = Table(title=Text(f"{part.name}: {part.title}"), title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+        for k, head in enumerate(found.head):
+            table.add_column(head, justify="right" if k else "left", overflow="fold")
+        for row in found.rows:
+            table.add_row(*map(Text, row))
+        Console().print(table)
+
+
+def _tell_missing(recipe: Recipe, parts: list[Part], out: Path) -> None:
+    """Print the rows that have no records, the cheapest first, with their cost."""
+    found = missing_rows(parts, read_records(out))
+    rows = sum(len(part.rows) for part in parts)
+    print(f"{recipe.name}: {rows - len(found)} of {rows} rows are complete in {out}")
+    if not found:
+        return
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for head in ("part", "row", "seeds", "seconds each", "by the times of"):
+        table.add_column(head, justify="right" if head == "seconds each" else "left", overflow="fold")
+    for item in found:
+        seconds = f"{item.seconds:,.0f}" if item.seconds is not None else "?"
+        seeds = ",".join(map(str, item.seeds))
+        table.add_row(Text(item.part.name), Text(item.row.label), seeds, seconds, item.similar)
+    Console().print(table)
+    print(_total(found))
+
+
+def _total(found: Sequence[Missing]) -> str:
+    """Return what all of it would cost, so far as it is known."""
+    known = [item for item in found if item.seconds is not None]
+    hours = sum(item.cost for item in known) / 3600
+    unknown = sum(len(item.seeds) for item in found if item.seconds is None)
+    runs = sum(len(item.seeds) for item in known)
+    more = f", and {unknown} runs of unknown cost" if unknown else ""
+    return f"{runs} runs of about {hours:.1f} hours one after the other, on the machines of the records{more}"

@@ -1,0 +1,143 @@
+"""EWC on a convolutional network (002). It shows figures and states claims, but hardly a number."""
+
+from typing import Any
+
+from hatrack.experiments.spec import Run
+from hatrack.recipes.plots import sweep, tasks_by_epoch
+from hatrack.recipes.quantities import accuracy_on, lowest_accuracy, summary
+from hatrack.recipes.recipe import Claim, Part, Recipe, Row, percent
+from hatrack.recipes.results import Results
+from hatrack.regime import Regime
+
+ACCURACY, FORGETTING, LOWEST = summary("accuracy"), summary("forgetting"), lowest_accuracy()
+FIRST_AFTER_SECOND = accuracy_on(1, 2)
+ADAM = Regime(epochs=30, optimizer="adam", lr=1e-4, schedule="constant")
+TASKS: dict[str, Any] = {"tasks": 5, "normalise": False, "valid": 0.0}
+EVERY: dict[str, Any] = {"limit": 0.0}  # a spring for every earlier task, without a limit of its stiffness
+LAST: dict[str, Any] = {"limit": 0.0, "anchors": "last"}
+
+
+def permuted(method: str, benchmark: str = "pmnist", network: str = "cnn", **options: Any) -> Run:
+    """Return the run of a method on five permutations of MNIST, with one head and Keras's initial weights."""
+    first = {"first": "plain"} if benchmark == "pmnist" else {}
+    widths: dict[str, Any] = {"widths": (1024, 1024)} if network == "mlp" else {}
+    return Run(
+        benchmark,
+        method,
+        network=network,
+        heads="shared",
+        init="xavier",
+        regime=ADAM,
+        benchmark_options={**TASKS, **first},
+        network_options=widths,
+        method_options=options,
+        watch_tasks=True,
+    )
+
+
+def on_cifar(method: str, **options: Any) -> Run:
+    """Return the run of a method on CIFAR-100, with convolutions that were trained on CIFAR-10 and do not move."""
+    return Run(
+        "cifar100-5",
+        method,
+        network="vgg",
+        pretrain="cifar10",
+        freeze="features",
+        regime=Regime(epochs=30),
+        method_options=options,
+        watch_tasks=True,
+    )
+
+
+NONE, L2, EWC, EWC_LAST = "no penalty", "L2", "EWC, every earlier task", "EWC, the last task only"
+FIGURES = Part(
+    "figures-3-5",
+    "Figures 1, 3, 4 and 5: no penalty, L2, and EWC for every task or for the last one",
+    "Plain MNIST and four permutations of its pixels, one head, Adam at 0.0001, 30 epochs per task, strength 200. The "
+    "report does not say how strong its L2 penalty is; 1 was chosen before any result was seen.",
+    (
+        Row(NONE, permuted("sgd"), published={FIRST_AFTER_SECOND.key: percent(60)}),
+        Row(L2, permuted("ewc", importance="ones", strength=1.0, limit=0.0)),
+        Row(EWC, permuted("ewc", **EVERY)),
+        Row(EWC_LAST, permuted("ewc", **LAST)),
+    ),
+    (FIRST_AFTER_SECOND, ACCURACY, FORGETTING, LOWEST),
+    {FIRST_AFTER_SECOND.key: 0.05},
+    claims=(
+        Claim("Without a penalty, performance on old tasks drops significantly.", lambda r: _at_least(r, NONE, 0.2)),
+        Claim("With a penalty for each task, performance is high on all tasks.", lambda r: _all_high(r, EWC)),
+        Claim("A penalty for every task is better than one for the last.", lambda r: r.above(ACCURACY, EWC, EWC_LAST)),
+        Claim("A penalty for the last task is far better than none.", lambda r: r.above(ACCURACY, EWC_LAST, NONE, by=0.05)),
+    ),
+    plots=(
+        tasks_by_epoch(NONE, "none", "Figure 3: no penalty"),
+        tasks_by_epoch(EWC, "every", "Figure 4: a penalty for each task"),
+        tasks_by_epoch(EWC_LAST, "last", "Figure 5: a penalty for the previous task"),
+        tasks_by_epoch(L2, "l2", "L2, of figure 1"),
+    ),
+)
+
+
+def _at_least(results: Results, label: str, value: float) -> bool | None:
+    found = results.mean(label, FORGETTING)
+    return None if found is None else found >= value
+
+
+def _all_high(results: Results, label: str) -> bool | None:
+    found = results.mean(label, LOWEST)
+    return None if found is None else found >= 0.9
+
+
+RECIPE = Recipe(
+    "ewc-cnn",
+    "002: elastic weight consolidation on a convolutional network",
+    "002",
+    "A convolutional network of 13.9 million weights learns MNIST and four permutations of it with one head. The report "
+    "shows figures; its one number is the accuracy on the first task after the second, a mere 60 % without a penalty. What "
+    "it proposes as further work is done here too.",
+    (
+        FIGURES,
+        Part(
+            "strength",
+            "The strength of the penalty",
+            "One seed. The report uses 200.",
+            tuple(
+                Row(f"strength {value:g}", permuted("ewc", limit=0.0, strength=value), (0,), x=value)
+                for value in (2.0, 20.0, 200.0, 2000.0, 20000.0)
+            ),
+            (ACCURACY, summary("learning"), FORGETTING),
+            plots=(sweep("strength", "Average accuracy against the strength", "strength", ACCURACY),),
+        ),
+        Part(
+            "blocks",
+            "Proposed by 002: permuting blocks of 7x7 pixels",
+            "Sixteen blocks change their places, so that local features stay. One seed.",
+            (
+                Row(NONE, permuted("sgd", "pmnist-blocks"), (0,)),
+                Row(EWC, permuted("ewc", "pmnist-blocks", **EVERY), (0,)),
+            ),
+            (ACCURACY, FORGETTING),
+        ),
+        Part(
+            "mlp",
+            "Proposed by 002: a fully connected network",
+            "Two hidden layers of 1024 units. One seed.",
+            (
+                Row(NONE, permuted("sgd", network="mlp"), (0,)),
+                Row(EWC, permuted("ewc", network="mlp", **EVERY), (0,)),
+            ),
+            (ACCURACY, FORGETTING),
+        ),
+        Part(
+            "vgg",
+            "Proposed by 002: a pretrained network whose convolutions are frozen",
+            "A VGG-like network is trained on CIFAR-10; its convolutions stay as they are, and EWC protects the other "
+            "layers on CIFAR-100 in five tasks. One seed, 30 epochs.",
+            (
+                Row(NONE, on_cifar("sgd"), (0,)),
+                Row("EWC", on_cifar("ewc"), (0,)),
+            ),
+            (ACCURACY, summary("learning"), FORGETTING),
+        ),
+    ),
+)

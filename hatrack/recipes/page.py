@@ -1,0 +1,159 @@
+"""The page of a recipe, as HTML to look at and as Markdown for a site, and its numbers as CSV."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+
+from hatrack.experiments.record import Record
+from hatrack.experiments.record_parts import Spec
+from hatrack.files.atomic import writable, write
+from hatrack.recipes.grids import cell
+from hatrack.recipes.plots import draw
+from hatrack.recipes.quantities import Quantity
+from hatrack.recipes.recipe import Grid, Part, Recipe, Row
+from hatrack.recipes.results import Records, Results
+from hatrack.recipes.verdicts import RULE, order, verdict
+from hatrack.reporting.drawing import Drawing
+from hatrack.reporting.measures import MISSING, MeanStd, format_number, mean_std
+from hatrack.reporting.page import POLICY, STYLE
+from hatrack.reporting.words import run_command
+
+TEMPLATES = Path(__file__).with_name("templates")
+HOLDS = {True: "holds", False: "does not hold", None: "not known yet: a row is missing"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the page shows of a part."""
+
+    part: Part
+    table: Grid | None
+    grids: list[Grid]
+    claims: list[tuple[str, str]]
+    order: str
+    drawings: list[tuple[str, Drawing]]  # with their titles
+    notes: list[tuple[str, str]]  # by label
+    commands: list[str]
+    done: int  # rows whose seeds all have records
+    conditions: str  # devices, engines and precisions of the records
+
+
+def write_page(recipe: Recipe, records: Records, out: Path, notice: str = "") -> Path:
+    """Write NAME.html, NAME.md, NAME.csv and their figures.
+
+    Args:
+        recipe: the recipe.
+        records: all records that there are.
+        out: the folder of the pages.
+        notice: a caution for the top of the page.
+
+    Returns:
+        The path of the HTML page.
+    """
+    sections = [_section(recipe, part, records) for part in recipe.parts]
+    figures = writable(out / "figures")
+    for _, drawing in (pair for section in sections for pair in section.drawings):
+        write(figures / f"{drawing.name}.png", drawing.png)
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=select_autoescape(["html"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    values = {"recipe": recipe, "sections": sections, "notice": notice, "rule": RULE, "policy": POLICY}
+    style = STYLE.read_text(encoding="utf-8")
+    write(out / f"{recipe.name}.html", environment.get_template("recipe.html").render(values, style=style))
+    write(out / f"{recipe.name}.md", environment.get_template("recipe.md").render(values))
+    write(out / f"{recipe.name}.csv", csv_text(recipe, records))
+    return out / f"{recipe.name}.html"
+
+
+def _section(recipe: Recipe, part: Part, records: Records) -> Section:
+    results = Results(part, records)
+    drawings = [
+        (plot.title, drawing)
+        for plot in part.plots
+        if (drawing := draw(plot, results, f"{recipe.name}-{part.name}-{plot.name}"))
+    ]
+    return Section(
+        part,
+        main_table(results) if part.rows and part.columns else None,
+        [grid for make in part.grids if (grid := make(results))],
+        [(claim.text, HOLDS[claim.holds(results)]) for claim in part.claims],
+        order(results),
+        drawings,
+        [(row.label, row.note) for row in part.rows if row.note],
+        [run_command(Spec.from_dict(row.run.spec), list(row.seeds)) for row in part.rows],
+        sum(not results.missing(row) for row in part.rows),
+        _conditions([r for row in part.rows for r in results.records(row.label)]),
+    )
+
+
+def _conditions(records: Sequence[Record]) -> str:
+    """Return on what the records were made: device, precision, engine."""
+    found = {
+        f"{r.versions.get('device', '?')}, {r.versions.get('precision', '?')}, {r.versions.get('engine', '?')}"
+        for r in records
+    }
+    return "; ".join(sorted(found))
+
+
+def main_table(results: Results) -> Grid:
+    """Return the table of a part: for every quantity the published number, ours, the difference and the verdict."""
+    part = results.part
+    head = ["approach", "n"]
+    for quantity in part.columns:
+        title = quantity.measure.title + (", %" if quantity.measure.unit == "%" else "")
+        head += [f"{title}: published", "ours", "difference", "verdict"] if _is_published(part, quantity) else [title]
+    rows = []
+    for row in part.rows:
+        cells = [c for quantity in part.columns for c in _cells(results, row, quantity)]
+        rows.append([row.label, str(len(results.records(row.label))), *cells])
+    return Grid(part.title, head, rows)
+
+
+def _is_published(part: Part, quantity: Quantity) -> bool:
+    return any(quantity.key in row.published for row in part.rows)
+
+
+def _cells(results: Results, row: Row, quantity: Quantity) -> list[str]:
+    ours, published, measure = results.summary(row.label, quantity), row.published.get(quantity.key), quantity.measure
+    if not _is_published(results.part, quantity):
+        return [cell(measure, ours)]
+    given = cell(measure, MeanStd(published.mean, published.std, 0)) if published else MISSING
+    difference = format_number(measure, ours.mean - published.mean) if ours and published else MISSING
+    if results.part.order_by:
+        words = "order only" if published and ours else verdict(ours, published)
+    else:
+        words = verdict(ours, published, results.part.tolerance.get(quantity.key, 0.0))
+    return [given, cell(measure, ours), difference, words]
+
+
+def csv_text(recipe: Recipe, records: Records) -> str:
+    """Return every number of the tables with all digits, a line each, also the forgetting ratio after every task."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["part", "approach", "quantity", "tasks", "n", "mean", "std", "published", "published_std"])
+    for part in recipe.parts:
+        results = Results(part, records)
+        for row in part.rows:
+            for quantity in part.columns:
+                found, published = results.summary(row.label, quantity), row.published.get(quantity.key)
+                ours = (found.seeds, found.mean, found.std) if found else (0, None, None)
+                writer.writerow([part.name, row.label, quantity.key, "", *ours, *(published or (None, None))])
+            lines = results.ratios(row.label)
+            for t in range(len(lines[0]) if lines and not row.reference else 0):
+                writer.writerow(
+                    [part.name, row.label, "ratio", t + 1, *_summary([float(line[t]) for line in lines]), "", ""]
+                )
+    return out.getvalue()
+
+
+def _summary(values: list[float]) -> tuple[int, float | None, float | None]:
+    found = mean_std(values)
+    return (found.seeds, found.mean, found.std) if found else (0, None, None)

@@ -1,0 +1,182 @@
+"""Figures of recipes: lines against tasks, sweeps of an option, the accuracy of every task by epoch or by method."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from hatrack.experiments import metrics
+from hatrack.experiments.metrics import Matrix
+from hatrack.recipes.quantities import Quantity
+from hatrack.recipes.recipe import Plot
+from hatrack.recipes.results import Results
+from hatrack.reporting.drawing import LINES, MARKERS, MUTED, PALETTE, STYLE, TEXT, Drawing, LineStyle, render, task_colours
+from hatrack.reporting.figures import draw_lines
+
+
+def draw(plot: Plot, results: Results, name: str) -> Drawing | None:
+    """Render a figure of a part; None if the records for it are not there."""
+    with style.context(["default", STYLE]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Mean of empty slice")
+        figure = plot.draw(results)
+        return render("recipe", "", name, figure, plot.title) if figure else None
+
+
+# Lines against the number of tasks
+
+
+def ratio_lines(name: str = "ratio", title: str = "Forgetting ratio against tasks learned") -> Plot:
+    """Return the plot of the forgetting ratio of every row after every number of tasks."""
+    return Plot(name, title, lambda results: _lines(_ratio_values(results), "forgetting ratio ρ≤t", 0.04))  # noqa: RUF001
+
+
+def accuracy_lines(name: str = "accuracy", title: str = "Average accuracy against tasks learned") -> Plot:
+    """Return the plot of the average accuracy of every row on the tasks so far."""
+
+    def lines(results: Results) -> dict[str, list[Matrix]]:
+        records = {label: results.records(label) for label, row in results.rows.items() if not row.reference}
+        return {label: [100 * metrics.average_accuracies(r.accuracy) for r in group] for label, group in records.items()}
+
+    return Plot(name, title, lambda results: _lines(lines(results), "average accuracy, %", 4))
+
+
+def _ratio_values(results: Results) -> dict[str, list[Matrix]]:
+    return {label: results.ratios(label) for label, row in results.rows.items() if not row.reference}
+
+
+def _lines(values: Mapping[str, list[Matrix]], title: str, least: float) -> Figure | None:
+    found = {label: group for label, group in values.items() if group and np.isfinite(group).any()}
+    if not found:
+        return None
+    return draw_lines(found, styles(list(values)), title, least=least)
+
+
+def styles(labels: Sequence[str]) -> dict[str, LineStyle]:
+    """Return a style for every row by its label."""
+    return {
+        label: LineStyle(PALETTE[k % len(PALETTE)], LINES[k // len(PALETTE) % len(LINES)], MARKERS[k % len(MARKERS)])
+        for k, label in enumerate(labels)
+    }
+
+
+# Sweeps
+
+
+def sweep(name: str, title: str, option: str, quantity: Quantity, groups: Sequence[str] = ("",)) -> Plot:
+    """Return the plot of a quantity against the option that the rows of a part sweep.
+
+    Args:
+        name: of the file.
+        title: of the figure.
+        option: the name of the x axis, which is logarithmic.
+        quantity: the y axis.
+        groups: rows whose labels begin so are joined by a line.
+    """
+
+    def figure(results: Results) -> Figure | None:
+        found = Figure(figsize=(4.8, 3.1), layout="constrained")
+        axes = found.add_subplot()
+        some = [_sweep_line(axes, results, group, quantity, colour) for group, colour in zip(groups, PALETTE, strict=False)]
+        axes.set_xscale("log")
+        axes.set_xlabel(option)
+        _title(axes, quantity.measure.title.lower() + (", %" if quantity.measure.unit == "%" else ""))
+        if len(groups) > 1:
+            axes.legend(frameon=False, fontsize=10)
+        return found if any(some) else None
+
+    return Plot(name, title, figure)
+
+
+def _sweep_line(axes: Axes, results: Results, group: str, quantity: Quantity, colour: str) -> bool:
+    scale = 100 if quantity.measure.unit == "%" else 1
+    rows = [row for row in results.part.rows if row.x is not None and row.label.startswith(group)]
+    points = [(row.x, s) for row in rows if (s := results.summary(row.label, quantity))]
+    if points:
+        x, found = [float(x or 0) for x, _ in points], [s for _, s in points]
+        mean, std = [scale * s.mean for s in found], [scale * (s.std or 0) for s in found]
+        axes.errorbar(x, mean, std, color=colour, marker="o", capsize=3, label=group.strip(" ,") or None)
+        axes.set_xticks(x, [f"{value:g}" for value in x], minor=False)
+        axes.set_xticks([], minor=True)
+    return bool(points)
+
+
+# Tasks
+
+
+def tasks_by_epoch(label: str, name: str, title: str) -> Plot:
+    """Return the plot of the accuracy of every task after each epoch of a row, the mean over its seeds (002)."""
+
+    def figure(results: Results) -> Figure | None:
+        runs = [[row for curve in r.curves for row in curve.watched or ()] for r in results.records(label)]
+        runs = [run for run in runs if run]
+        if not runs:
+            return None
+        records = [r for r in results.records(label) if r.curves[0].watched]
+        length = min(map(len, runs))
+        values = 100 * np.array([run[:length] for run in runs], dtype=np.float64)  # (seeds, epochs, tasks)
+        starts = np.cumsum([0, *(len(curve.epochs) for curve in records[0].curves)])
+        found = Figure(figsize=(6.2, 3.0), layout="constrained")
+        axes = found.add_subplot()
+        for k, colour in enumerate(task_colours(values.shape[2])):
+            x, mean = np.arange(starts[k], length) + 1, values[:, starts[k] :, k].mean(0)
+            axes.plot(x, mean, color=colour, linewidth=1.6, label=f"task {k + 1}")
+            if len(runs) > 1:
+                std = values[:, starts[k] :, k].std(0, ddof=1)
+                axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.16, linewidth=0)
+        for start in starts[1:-1]:
+            axes.axvline(start + 0.5, color="#9aa5b1", linewidth=0.7, linestyle=":")
+        axes.set_xlabel("epochs of all tasks")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+        _title(axes, f"{label}: test accuracy of every task, %")
+        return found
+
+    return Plot(name, title, figure)
+
+
+def accuracy_by_task(name: str, title: str) -> Plot:
+    """Return the plot of the accuracy at the end on every task, a line per row (003)."""
+
+    def figure(results: Results) -> Figure | None:
+        found = Figure(figsize=(6.2, 3.2), layout="constrained")
+        axes = found.add_subplot()
+        looks, tasks = styles([label for label, row in results.rows.items() if not row.reference]), 0
+        for label, look in looks.items():
+            if records := results.records(label):
+                values = 100 * np.array([r.accuracy[-1] for r in records], dtype=np.float64)
+                tasks = values.shape[1]
+                x = np.arange(1, tasks + 1)
+                axes.plot(x, values.mean(0), color=look.colour, linestyle=look.line, marker=look.marker, label=label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("task")
+        axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+        _title(axes, "accuracy at the end, %")
+        return found if tasks else None
+
+    return Plot(name, title, figure)
+
+
+def curves(name: str, title: str, lines: Callable[[], Mapping[str, tuple[Matrix, Matrix]]], axis: str) -> Plot:
+    """Return the plot of curves that need no run, by name as x and y, each scaled to its highest value."""
+
+    def figure(results: Results) -> Figure:
+        found = Figure(figsize=(4.8, 3.1), layout="constrained")
+        axes = found.add_subplot()
+        for (label, (x, y)), colour in zip(lines().items(), (TEXT, *PALETTE), strict=False):
+            axes.plot(x, y, color=colour, label=label)
+        axes.set_xlabel(axis)
+        axes.set_yscale("log")
+        axes.set_ylim(1e-6, None)
+        axes.legend(frameon=False, fontsize=9)
+        _title(axes, "cumulative gradient of one epoch")
+        return found
+
+    return Plot(name, title, figure)
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title(text, loc="left", fontsize=11, color=MUTED)

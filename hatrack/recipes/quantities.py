@@ -1,0 +1,106 @@
+"""What a table of a recipe shows of a record: a measure, and how it follows from the record and its references."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from hatrack.experiments import metrics
+from hatrack.experiments.record import Record
+from hatrack.reporting.measures import MEASURES, Measure
+
+
+class References(NamedTuple):
+    """The records of joint training and of guessing at the same seed; None where there is none."""
+
+    joint: Record | None
+    random: Record | None
+
+
+class Quantity(NamedTuple):
+    """A column of a recipe's tables.
+
+    Attributes:
+        measure: its name, its unit and what it means.
+        value: how it follows from a record and its references; NaN if it can't be told.
+    """
+
+    measure: Measure
+    value: Callable[[Record, References], float]
+
+    @property
+    def key(self) -> str:
+        """Its name in tables of published numbers."""
+        return self.measure.key
+
+
+def summary(key: str) -> Quantity:
+    """Return a measure of `Record.summary`: "accuracy", "learning", "forgetting" and so on."""
+    measure = next(m for m in MEASURES if m.key == key)
+    return Quantity(measure, lambda record, _: float(record.summary[key]))
+
+
+def ratio(after: int = 0) -> Quantity:
+    """Return the forgetting ratio (001, Eq. 6) after a number of tasks; 0: after all."""
+    title = f"Forgetting ratio after {after} tasks" if after else "Forgetting ratio after all tasks"
+    meaning = "0 is as good as joint training on the tasks so far, -1 as guessing."
+
+    def value(record: Record, references: References) -> float:
+        found = ratios(record, references)
+        return math.nan if found is None or after > len(found) else float(found[after - 1])
+
+    return Quantity(Measure(f"ratio_{after}" if after else "ratio", title, "ratio", meaning), value)
+
+
+def ratios(record: Record, references: References) -> metrics.Matrix | None:
+    """Return the forgetting ratio after every number of tasks; None if a reference has no record at this seed."""
+    if references.joint is None or references.random is None:
+        return None
+    found = metrics.forgetting_ratios(record.accuracy, references.joint.accuracy, references.random.accuracy)
+    if at := references.joint.spec.method_options.get("at"):  # joint training was fitted after these numbers of tasks only
+        found[[t for t in range(len(found)) if t + 1 not in at]] = np.nan
+    return found
+
+
+def accuracy_on(task: int, after: int) -> Quantity:
+    """Return the accuracy on a task after a number of tasks was learned, both counted from 1."""
+    title = f"Accuracy on task {task} after task {after}"
+    measure = Measure(f"task_{task}_after_{after}", title, "%", "The share of test images that are classified correctly.")
+    return Quantity(measure, lambda record, _: _entry(record.accuracy, after - 1, task - 1))
+
+
+def lowest_accuracy() -> Quantity:
+    """Return the lowest accuracy on a task at the end."""
+    measure = Measure("lowest", "Lowest accuracy of a task", "%", "The accuracy at the end on the task that fares worst.")
+    return Quantity(measure, lambda record, _: float(np.nanmin(np.array(record.accuracy[-1], dtype=float))))
+
+
+def largest_loss() -> Quantity:
+    """Return the largest loss on an earlier task, at any time; infinite where it was not a finite number."""
+    meaning = "The largest test loss that a finished task had after any later one."
+    measure = Measure("largest_loss", "Largest loss on a finished task", "ratio", meaning)
+
+    def value(record: Record, _: References) -> float:
+        rows = [[math.inf if v is None else v for v in row[:t]] for t, row in enumerate(record.loss)]
+        return max((v for row in rows for v in row), default=math.nan)
+
+    return Quantity(measure, value)
+
+
+def epochs_to(accuracy: float, task: int) -> Quantity:
+    """Return how many epochs a task took until its validation accuracy reached a value; NaN if it never did."""
+    title = f"Epochs of task {task} to {100 * accuracy:g} %"
+    meaning = "The first epoch whose accuracy on validation data is at least this."
+    measure = Measure(f"epochs_to_{100 * accuracy:g}", title, "count", meaning)
+
+    def value(record: Record, _: References) -> float:
+        points = [point for curve in record.curves if curve.task == task - 1 for point in curve.epochs]
+        return next((k + 1.0 for k, p in enumerate(points) if (p.valid_accuracy or 0) >= accuracy), math.nan)
+
+    return Quantity(measure, value)
+
+
+def _entry(values: list[list[float]], row: int, column: int) -> float:
+    """Return an entry of a matrix; NaN if it has none there."""
+    return float(values[row][column]) if row < len(values) and column < len(values[row]) else math.nan

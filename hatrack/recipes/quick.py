@@ -1,0 +1,74 @@
+"""The quick version of a recipe: the same methods and the same page in minutes, on the images that come with the package."""
+
+from dataclasses import replace
+from typing import Any
+
+from hatrack.benchmarks import BENCHMARKS
+from hatrack.experiments.spec import Run
+from hatrack.options import parameters
+from hatrack.recipes.recipe import Part, Recipe, Row
+
+TASKS = 3  # of a sequence, at most, where their number can be chosen
+STAND_IN = "digits-and-clothes"  # for benchmarks whose images do not come with the package
+SMALL: dict[str, dict[str, Any]] = {  # options of small networks; those that are not named here become a small perceptron
+    "mlp": {"widths": (100, 100)},
+    "resnet18": {"width": 4},
+    "resnet34": {"width": 4},
+    "resnet50": {"width": 4},
+    "vgg": {"widths": (8, 16, 32), "hidden": (64, 64)},
+}
+NOTICE = (
+    "This is the quick version: one short epoch per task, small networks, the sample images that come with the package, one "
+    "seed. It shows that everything runs and what the page looks like. Its numbers are not the paper's and must not be "
+    "compared with them."
+)
+
+
+def quick(recipe: Recipe) -> Recipe:
+    """Return the quick version of a recipe: every row at one seed, small and short."""
+    return replace(recipe, parts=tuple(_part(part) for part in recipe.parts))
+
+
+def _part(part: Part) -> Part:
+    rows = tuple(replace(row, run=quick_run(row.run), seeds=(0,), published={}) for row in part.rows)
+    return replace(part, rows=_distinct(rows), order_by=None, claims=())
+
+
+def _distinct(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Return the rows without those that became the same run as one before them."""
+    return tuple({row.run.name: row for row in reversed(rows)}.values())[::-1]
+
+
+def quick_run(run: Run) -> Run:
+    """Return the quick version of a run.
+
+    Args:
+        run: a run as the paper has it.
+
+    Returns:
+        The same method with the same options, on a few small tasks and for one epoch each.
+    """
+    known = parameters(BENCHMARKS.find(run.benchmark))
+    benchmark = run.benchmark if "data" in known else STAND_IN
+    options = {name: value for name, value in run.benchmark_options.items() if benchmark == run.benchmark}
+    options["data"] = "sample"
+    tasks = TASKS if "tasks" in known else 6
+    if "tasks" in known and benchmark == run.benchmark:
+        options["tasks"] = tasks = min(TASKS, run.benchmark_options["tasks"])
+    network = run.network if run.network in SMALL else "mlp"
+    dropouts = {k: v for k, v in run.network_options.items() if "dropout" in k and network == run.network}
+    method = dict(run.method_options)
+    if method.get("at"):
+        method["at"] = tuple(sorted({min(t, tasks) for t in method["at"]}))
+    if "retrain" in method:
+        method["retrain"] = 1
+    return replace(
+        run,
+        benchmark=benchmark,
+        benchmark_options=options,
+        network=network,
+        network_options={**SMALL[network], **dropouts},
+        method_options=method,
+        regime=replace(run.regime, epochs=1),
+        pretrain="mnist" if run.pretrain else "",
+    )

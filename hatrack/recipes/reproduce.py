@@ -1,0 +1,100 @@
+"""Carrying out a recipe: which of its runs have no record yet, what they would cost, and running them."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from hatrack.engine.choice import Precision
+from hatrack.experiments.parallel import run_all
+from hatrack.experiments.record import Record
+from hatrack.experiments.spec import Run
+from hatrack.methods.divergence import Diverged
+from hatrack.recipes.recipe import Part, Row
+from hatrack.recipes.results import Records, Results, index
+
+RECORDS = "records"  # the folder of the records within that of the pages
+
+
+class Missing(NamedTuple):
+    """A row of which seeds have no record yet.
+
+    Attributes:
+        part: the part.
+        row: the row.
+        seeds: the seeds without a record.
+        seconds: what one of them would take, by the times in the records of similar runs; None if there are none.
+        similar: whose times these are: the row's own at other seeds, or those of other rows of the same size.
+    """
+
+    part: Part
+    row: Row
+    seeds: list[int]
+    seconds: float | None
+    similar: str
+
+    @property
+    def cost(self) -> float:
+        """The seconds of all its seeds one after the other; infinite if they are not known."""
+        return float("inf") if self.seconds is None else self.seconds * len(self.seeds)
+
+
+def read_records(folder: Path) -> Records:
+    """Return the records in a folder; none if it does not exist."""
+    return index(Record.load(path) for path in sorted((folder / RECORDS).glob("*.json")))
+
+
+def missing_rows(parts: Iterable[Part], records: Records) -> list[Missing]:
+    """Return the rows that are not complete, the cheapest first, those of unknown cost last."""
+    found = [
+        Missing(part, row, seeds, *_cost(row, records))
+        for part in parts
+        for row in part.rows
+        if (seeds := Results(part, records).missing(row))
+    ]
+    return sorted(found, key=lambda item: item.cost)
+
+
+def _cost(row: Row, records: Records) -> tuple[float | None, str]:
+    """Return the mean seconds of similar runs, and which these are."""
+    everything = [record for group in records.values() for record in group.values() if record.seconds.total]
+    same = [r for r in everything if r.spec.written == {**row.run.spec, "seed": r.spec.seed}]
+    spec = row.run.spec
+    size = ("benchmark", "network", "network_options", "method")
+    alike = [r for r in everything if all(r.spec.written[key] == spec[key] for key in size)]
+    near = [r for r in everything if all(r.spec.written[key] == spec[key] for key in size[:2])]
+    kinds = (("its other seeds", same), ("this method in other settings", alike), ("other methods on this network", near))
+    for words, group in kinds:
+        if group:
+            return fmean(r.seconds.total or 0.0 for r in group), words
+    return None, "no similar run has a record"
+
+
+def wanted_runs(parts: Iterable[Part]) -> dict[Precision, list[Run]]:
+    """Return the runs of parts by the precision that they ask for, each once."""
+    found: dict[Precision, dict[str, Run]] = {}
+    for part in parts:
+        for run in (row.at(seed) for row in part.rows for seed in row.seeds):
+            found.setdefault(part.precision, {}).setdefault(run.name, run)
+    return {precision: list(runs.values()) for precision, runs in found.items()}
+
+
+def carry_out(parts: Sequence[Part], out: Path, precision: Precision | None, **how: Any) -> list[str]:
+    """Carry out the runs of parts that have no record yet; a run that was stopped goes on.
+
+    Args:
+        parts: the parts.
+        out: the folder of the pages; records go to its folder `records`.
+        precision: of matrix products; None for what each part asks for.
+        how: device, engine, save_every, parallel: see `run_all`.
+
+    Returns:
+        The runs that diverged, a sentence each.
+    """
+    diverged = []
+    for wanted, runs in wanted_runs(parts).items():
+        try:
+            run_all(runs, out / RECORDS, precision=precision or wanted, **how)
+        except Diverged as error:
+            diverged += str(error).splitlines()
+    return diverged

@@ -1,0 +1,94 @@
+"""The results of a part of a recipe: its rows' records, found among all by what was run, and what they come to."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from hatrack.experiments.metrics import Matrix
+from hatrack.experiments.record import Record
+from hatrack.experiments.record_parts import Spec
+from hatrack.recipes.quantities import Quantity, References, ratios
+from hatrack.recipes.recipe import Part, Row
+from hatrack.reporting.measures import MeanStd, mean_std
+
+Records = dict[str, dict[int, Record]]  # by what was run, then by seed
+
+
+def index(records: Iterable[Record]) -> Records:
+    """Sort records by what was run, whatever the seed."""
+    found: Records = {}
+    for record in records:
+        found.setdefault(_key(record.spec), {})[record.spec.seed] = record
+    return found
+
+
+def _key(spec: Spec) -> str:
+    return json.dumps({key: value for key, value in spec.written.items() if key != "seed"}, sort_keys=True)
+
+
+class Results:
+    """The records of a part by the labels of its rows, and the quantities that follow from them.
+
+    Args:
+        part: the part.
+        records: all records that there are, see `index`.
+    """
+
+    def __init__(self, part: Part, records: Records) -> None:
+        self.part = part
+        self.rows = {row.label: row for row in part.rows}
+        self.by_seed = {row.label: records.get(_key(Spec.from_dict(row.run.spec)), {}) for row in part.rows}
+
+    def records(self, label: str) -> list[Record]:
+        """Return the records of a row in order of their seeds, also of seeds that the row does not ask for."""
+        return [record for _, record in sorted(self.by_seed.get(label, {}).items())]
+
+    def missing(self, row: Row) -> list[int]:
+        """Return the seeds that a row asks for and that have no record."""
+        return [seed for seed in row.seeds if seed not in self.by_seed[row.label]]
+
+    def references(self, label: str, seed: int) -> References:
+        """Return the references of a row at a seed."""
+        row = self.rows[label]
+        joint = [self.by_seed.get(name, {}).get(seed) for name in row.joint]
+        return References(next(filter(None, joint), None), self.by_seed.get(row.random, {}).get(seed))
+
+    def values(self, label: str, quantity: Quantity) -> list[float]:
+        """Return a quantity of a row at every seed."""
+        return [quantity.value(record, self.references(label, record.spec.seed)) for record in self.records(label)]
+
+    def summary(self, label: str, quantity: Quantity) -> MeanStd | None:
+        """Return mean, standard deviation and number of seeds; None if no seed has a finite value."""
+        return mean_std(self.values(label, quantity))
+
+    def mean(self, label: str, quantity: Quantity) -> float | None:
+        """Return the mean over seeds; None if there is none."""
+        found = self.summary(label, quantity)
+        return found.mean if found else None
+
+    def ratios(self, label: str) -> list[Matrix]:
+        """Return the forgetting ratio after every number of tasks, at every seed that has both references."""
+        found = [ratios(r, self.references(label, r.spec.seed)) for r in self.records(label)]
+        return [line for line in found if line is not None]
+
+    def above(self, quantity: Quantity, higher: str, *others: str, by: float = 0.0) -> bool | None:
+        """Return whether a row's mean is above those of others by a margin; None if one of them is missing."""
+        first, rest = self.mean(higher, quantity), [self.mean(other, quantity) for other in others]
+        if first is None or any(value is None for value in rest):
+            return None
+        return all(first > value + by for value in rest if value is not None)
+
+
+def rank_correlation(ours: Sequence[float], published: Sequence[float]) -> float:
+    """Return Spearman's rank correlation of two lists; ties have the mean of their ranks."""
+    a, b = _ranks(ours), _ranks(published)
+    a, b = a - a.mean(), b - b.mean()
+    size = math.sqrt((a @ a) * (b @ b))
+    return float(a @ b / size) if size else math.nan
+
+
+def _ranks(values: Sequence[float]) -> Matrix:
+    array = np.asarray(values, dtype=np.float64)
+    return np.array([(array < v).sum() + ((array == v).sum() - 1) / 2 for v in array])

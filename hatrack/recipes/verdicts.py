@@ -1,0 +1,54 @@
+"""Verdicts: whether a measured number agrees with the published one, a claim holds, an order is the same."""
+
+import math
+
+from hatrack.recipes.recipe import Part, Published
+from hatrack.recipes.results import Results, rank_correlation
+from hatrack.reporting.measures import MeanStd
+
+NOT_RUN, NOT_PUBLISHED = "not run yet", "—"
+RULE = (
+    "A number agrees if it differs from the published one by no more than the tolerance, or by no more than twice the "
+    "spread of single runs (the root of the sum of both variances over seeds)."
+)
+
+
+def verdict(ours: MeanStd | None, published: Published | None, tolerance: float = 0.0) -> str:
+    """Return whether a number agrees with the published one.
+
+    Args:
+        ours: mean and standard deviation over our seeds; None if there is no record.
+        published: the paper's; None if it gives none.
+        tolerance: a difference that is no difference.
+
+    Returns:
+        "agrees", "higher", "lower", or why there is no verdict.
+    """
+    if ours is None:
+        return NOT_RUN
+    if published is None:
+        return NOT_PUBLISHED
+    difference = ours.mean - published.mean
+    if abs(difference) <= max(tolerance, 2 * math.hypot(ours.std or 0.0, published.std or 0.0)) + 1e-12:
+        return "agrees"
+    return "higher" if difference > 0 else "lower"
+
+
+def order(results: Results) -> str:
+    """Return how the order of the approaches correlates with the published one, in a sentence; empty without an order."""
+    part: Part = results.part
+    quantity = part.order_by
+    if quantity is None:
+        return ""
+    published = {row.label: row.published[quantity.key].mean for row in part.rows if quantity.key in row.published}
+    ours = {label: results.mean(label, quantity) for label in published}
+    both = {label: value for label, value in ours.items() if value is not None}
+    if len(both) < 3:
+        return (
+            f"Too few approaches have a measured {quantity.measure.title.lower()} to compare their order with the paper's."
+        )
+    value = rank_correlation(list(both.values()), [published[label] for label in both])
+    return (
+        f"By {quantity.measure.title.lower()}, the order of {len(both)} of {len(published)} approaches has a rank "
+        f"correlation (Spearman) of {value:.2f} with the published order."
+    )
