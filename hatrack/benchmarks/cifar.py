@@ -21,17 +21,25 @@ Augment = Annotated[bool, Option("random crops and flips of the training images;
 Group = tuple[str, Sequence[int]]  # a data set and some of its labels
 
 
-def cifar(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> list[Task]:
+def cifar(
+    seed: int = 0,
+    *,
+    tasks: Annotated[int, Option("how many tasks: the first of the seed's order", low=1, high=10, added=True)] = 10,
+    valid: Valid = 0.15,
+    augment: Augment = False,
+) -> list[Task]:
     """Five tasks of 2 classes of CIFAR-10 and five of 20 classes of CIFAR-100, in the order of the seed (001 and 000).
 
-    The paper holds out 15 % for validation, its code 10 % (`--valid 0.1`).
+    The paper holds out 15 % for validation, its code 10 % (`--valid 0.1`). Methods that share a budget among all tasks, such
+    as `pnn --columns budget`, get another network for fewer tasks: 001's sequences of other lengths.
     """
     check(cifar, locals())
     groups: list[Group] = [("cifar10", labels) for labels in consecutive_labels(10, 2)]
     groups += [("cifar100", labels) for labels in consecutive_labels(100, 20)]
     order = np.arange(len(groups))
     np.random.RandomState(seed).shuffle(order)
-    return _tasks([groups[number] for number in order.tolist()], normalisation(SHAPE, MEAN, STD), valid, augment, seed)
+    chosen = [groups[number] for number in order[:tasks].tolist()]
+    return _tasks(chosen, normalisation(SHAPE, MEAN, STD), valid, augment, seed)
 
 
 def cifar10_5(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> list[Task]:

@@ -24,6 +24,7 @@ class Spec:
         init: how the weights were initialised.
         freeze: the patterns of the parts of the network that were not trained.
         train_examples: how many training examples per task the training loss was measured on; 0 means all.
+        watch_tasks: whether the accuracy on every task was measured after each epoch.
         data_digest: the hash of the data, for tasks from a user's own files.
         written: the table as it stands in the file, with keys that this version does not know.
     """
@@ -40,6 +41,7 @@ class Spec:
     init: str = "default"
     freeze: str = ""
     train_examples: int = 2000
+    watch_tasks: bool = False
     data_digest: str | None = None
     written: Mapping[str, Any] = field(repr=False)
 
@@ -92,21 +94,24 @@ class Curve:
         best: the epoch whose weights were kept, counted from 0.
         epochs: the values of every epoch.
         halved: how often the fit diverged and started again with half the learning rate.
+        watched: after each epoch, the accuracy on the test data of every task; empty unless the run had `watch_tasks`.
     """
 
     task: int
     best: int
     epochs: list[CurvePoint]
     halved: int = 0
+    watched: list[list[float]] = field(default_factory=list)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         points = [CurvePoint(*(epoch[name] for name in CurvePoint._fields)) for epoch in data["epochs"]]
-        return cls(data["task"], data["best"], points, data.get("halved", 0))
+        return cls(data["task"], data["best"], points, data.get("halved", 0), data.get("watched", []))
 
     def to_dict(self) -> dict[str, Any]:
-        halved = {"halved": self.halved} if self.halved else {}  # files of fits that did not diverge have no such key
-        return {"task": self.task, "best": self.best, "epochs": [point._asdict() for point in self.epochs], **halved}
+        optional = {"halved": self.halved, "watched": self.watched}
+        some = {name: value for name, value in optional.items() if value}  # the first records have no such keys
+        return {"task": self.task, "best": self.best, "epochs": [point._asdict() for point in self.epochs], **some}
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def check_fields(data: dict[str, Any]) -> None:
         "loss": schema.matrix(LOSS, count),
         "train_loss": schema.matrix(LOSS, count),
         "without_task_id": numbers,
-        "curves": schema.items(schema.fields(curve, {"halved": WHOLE})),
+        "curves": schema.items(schema.fields(curve, {"halved": WHOLE, "watched": schema.items(numbers)})),
         "seconds": schema.fields({}, {"total": SECONDS, "learn": schema.items(SECONDS, count)}),
         "versions": OPTIONS,
     }
@@ -49,3 +49,5 @@ def check_fields(data: dict[str, Any]) -> None:
     REGIME("spec.regime", data["spec"]["regime"])
     for index, found in enumerate(data["curves"]):
         schema.number(0, max(1, len(found["epochs"])) - 1, whole=True)(f"curves[{index}].best", found["best"])
+        if "watched" in found:
+            schema.items(numbers, len(found["epochs"]))(f"curves[{index}].watched", found["watched"])

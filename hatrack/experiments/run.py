@@ -101,6 +101,7 @@ def run(
     with precision_scope(precision, torch.device(device)), ExitStack() as open_files:
         began = time.perf_counter()
         tasks, method = build(spec, device)  # what is wrong with a run shows here, before anything is written
+        trainer.watch_tasks = tasks if spec.watch_tasks else ()
         if folder:
             open_files.enter_context(folder)  # an error now, not after hours, if nothing can be written there
             if again:
@@ -204,7 +205,8 @@ def _score(method: Method, split: Split) -> Score:
 
 
 def _curve(result: FitResult) -> Curve:
-    return Curve(result.task, result.best, [CurvePoint(*epoch) for epoch in result.epochs], result.halved)
+    points = [CurvePoint(*epoch) for epoch in result.epochs]
+    return Curve(result.task, result.best, points, result.halved, result.watched)
 
 
 def _some(split: Split, count: int) -> Split:

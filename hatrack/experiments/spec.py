@@ -31,6 +31,7 @@ class Run:
         init: the initial weights, "default" (PyTorch's) or "xavier".
         freeze: parts of the network that stay as they are: patterns of names, separated by commas.
         train_examples: on how many training examples per task the loss is measured after each task; 0 for all.
+        watch_tasks: measure the accuracy on the test data of every task after each epoch; the curves of the record hold it.
         regime: how every task is trained.
         benchmark_options: options of the benchmark, by name.
         network_options: options of the network, by name.
@@ -51,6 +52,7 @@ class Run:
     train_examples: Annotated[
         int, Option("training examples per task on which the loss is measured after each task; 0: all", low=0)
     ] = 2000
+    watch_tasks: Annotated[bool, Option("measure the test accuracy of every task after each epoch", added=True)] = False
     regime: Regime = field(default_factory=Regime)
     benchmark_options: Mapping[str, Any] = field(default_factory=dict)
     network_options: Mapping[str, Any] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """What a method trains with, and its results: Fit, FitResult and LearnResult."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import nn
@@ -39,6 +39,7 @@ class FitResult:
         best: the epoch whose weights were kept, counted from 0.
         engine: how the steps ran: "eager", "compiled" or "recorded".
         halved: how often the fit diverged and started again with half the learning rate.
+        watched: after each epoch, the accuracy on the test data of every task that the trainer watches; empty if none.
 
     Example:
         >>> method = hr.Method(hr.Network(trunk, tasks=tasks))
@@ -54,6 +55,11 @@ class FitResult:
     best: int = 0
     engine: str = "eager"
     halved: int = 0
+    watched: list[list[float]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values, as a saved state holds it; `watched` only if there is something in it."""
+        return {name: value for name, value in asdict(self).items() if name != "watched" or value}
 
     def __repr__(self) -> str:
         best = self.epochs[self.best] if self.best < len(self.epochs) else None

@@ -8,11 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
+from hatrack.experiments.metrics import Matrix
 from hatrack.methods import METHODS
 from hatrack.reporting.tables import REFERENCES, Setting
+from hatrack.text import shorten
 
 TEXT, MUTED, GRID = "#1f2933", "#52606d", "#dde3e9"
 PALETTE = ("#D55E00", "#009E73", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9")  # of Okabe and Ito, for colour-blind readers
@@ -53,11 +57,29 @@ class LineStyle(NamedTuple):
 class Drawing:
     """A rendered figure."""
 
-    kind: str  # accuracy, ratio, tasks, matrix or training
+    kind: str  # accuracy, ratio, tasks, matrix, training or watched
     label: str  # of the method; empty if the figure shows all methods
     name: str  # of the file, without its ending
     svg: str  # empty for a matrix: the page shows it as a table
     png: bytes
+
+
+def accuracy_panel(label: str, height: float, low: float) -> tuple[Figure, Axes]:
+    """Return one of several small figures of the same size and scale: accuracy from `low` (a fraction) to 100 %."""
+    figure = Figure(figsize=(2.9, height))
+    figure.subplots_adjust(left=0.135, right=0.965, bottom=0.48 / height, top=1 - 0.32 / height)
+    axes = figure.add_subplot()
+    axes.set_ylim(100 * low, 100 + 6 * (1 - low))  # space for the markers at 100 %
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
+    axes.tick_params(labelsize=10, length=0)
+    axes.set_title(shorten(label, 32), loc="left", fontsize=11, x=-0.13, pad=8)
+    axes.xaxis.label.set_fontsize(10)
+    return figure, axes
+
+
+def round_down(values: Matrix) -> float:
+    """Return the lowest of the values, rounded down to tenths, at most 0.9."""
+    return float(np.clip(np.floor(10 * np.nanmin(values)) / 10, 0, 0.9)) if np.isfinite(values).any() else 0.0
 
 
 def line_styles(settings: list[Setting]) -> dict[str, LineStyle]:

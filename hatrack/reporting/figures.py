@@ -12,13 +12,16 @@ from matplotlib.ticker import MaxNLocator
 from hatrack.experiments import metrics
 from hatrack.experiments.metrics import Matrix
 from hatrack.experiments.record import Record
+from hatrack.reporting.curves import training_curves, watched_tasks
 from hatrack.reporting.drawing import (
     MUTED,
     STYLE,
     Drawing,
     LineStyle,
+    accuracy_panel,
     cell_colours,
     render,
+    round_down,
     slugs,
     task_colours,
     text_colour,
@@ -49,7 +52,8 @@ def _figures(setting: Setting, prefix: str, styles: dict[str, LineStyle]) -> Ite
     panels: dict[str, tuple[Callable[[Setting, str], Figure | None], str]] = {
         "tasks": (_tasks, "the accuracy on every task as further tasks are learned"),
         "matrix": (_matrix, "accuracy on every task after learning each task"),
-        "training": (_training, "validation accuracy in every epoch"),
+        "training": (training_curves, "validation accuracy in every epoch"),
+        "watched": (watched_tasks, "accuracy on every task after each epoch"),
     }
     for kind, (panel, what) in panels.items():
         for name, file in zip(order, slugs(order), strict=True):
@@ -155,23 +159,10 @@ def move_apart(heights: list[float], gap: float, top: float) -> list[float]:
     return [min(level, highest) + k * gap for k, level in enumerate(levels)]
 
 
-def _panel(label: str, height: float, low: float) -> tuple[Figure, Axes]:
-    """Return one of several small figures of the same size and scale: accuracy from `low` (a fraction) to 100 %."""
-    figure = Figure(figsize=(2.9, height))
-    figure.subplots_adjust(left=0.135, right=0.965, bottom=0.48 / height, top=1 - 0.32 / height)
-    axes = figure.add_subplot()
-    axes.set_ylim(100 * low, 100 + 6 * (1 - low))  # space for the markers at 100 %
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
-    axes.tick_params(labelsize=10, length=0)
-    axes.set_title(shorten(label, 32), loc="left", fontsize=11, x=-0.13, pad=8)
-    axes.xaxis.label.set_fontsize(10)
-    return figure, axes
-
-
 def _tasks(setting: Setting, label: str) -> Figure:
     """Draw a line per task, from when it was learned to the end; it starts with the number of the task."""
     values = 100 * mean_matrix(setting.methods[label])
-    figure, axes = _panel(label, 2.2, scale_minimum(setting))
+    figure, axes = accuracy_panel(label, 2.2, scale_minimum(setting))
     _count_tasks(axes, len(values))
     every = max(1, round(len(values) / 10))  # with many tasks, only some numbers are written
     for k, colour in enumerate(task_colours(len(values))):
@@ -180,38 +171,6 @@ def _tasks(setting: Setting, label: str) -> Figure:
             axes.plot(k + 1, values[k, k], "o", color=colour, markersize=10.5, zorder=3)
             axes.text(k + 1, values[k, k], str(k + 1), color=text_colour(colour), fontsize=7.5, ha="center",
                       va="center_baseline", zorder=4)  # fmt: skip
-    return figure
-
-
-def _fits(record: Record) -> list[tuple[int, Matrix, int]]:
-    """Return for every fit its task, the validation accuracy of every epoch in percent, and the best epoch."""
-    return [
-        (curve.task, 100 * np.array([epoch.valid_accuracy for epoch in curve.epochs], dtype=np.float64), curve.best)
-        for curve in record.curves
-        if curve.epochs
-    ]
-
-
-def _training(setting: Setting, label: str) -> Figure | None:
-    """Draw the validation accuracy of every epoch at the method's first seed, fit after fit; None if there is none."""
-    first = setting.methods[label][0]
-    fits = _fits(first)
-    if not any(np.isfinite(values).any() for _, values, _ in fits):
-        return None
-    everything = [values / 100 for group in setting.methods.values() for _, values, _ in _fits(group[0])]
-    figure, axes = _panel(label, 1.9, _round_down(np.concatenate(everything)))
-    colours = task_colours(len(setting.tasks))
-    start = 0
-    for task, values, best in fits:
-        axes.plot(np.arange(start, start + len(values)) + 1, values, color=colours[task], linewidth=1.6)
-        axes.plot(start + best + 1, values[best], "o", color=colours[task], markersize=4)
-        axes.axvline(start + 0.5, color="#cbd2d9", linewidth=0.6)
-        start += len(values)
-    axes.set_xlim(0.5, start + 0.5)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
-    axes.grid(False, axis="x")
-    seed = first.spec.seed
-    axes.set_xlabel("epochs of all tasks" + ("" if seed == setting.seeds[0] else f", seed {seed}"))
     return figure
 
 
@@ -224,12 +183,7 @@ def scale_minimum(setting: Setting) -> float:
     """Return where scales and colours start: below the lowest accuracy on a learned task, without the reference `random`."""
     groups = [group for name, group in setting.methods.items() if not _is_random(setting, name)]
     matrices = map(mean_matrix, groups or setting.methods.values())
-    return _round_down(np.concatenate([matrix[np.tril_indices(len(matrix))] for matrix in matrices]))
-
-
-def _round_down(values: Matrix) -> float:
-    """Return the lowest of the values, rounded down to tenths, at most 0.9."""
-    return float(np.clip(np.floor(10 * np.nanmin(values)) / 10, 0, 0.9)) if np.isfinite(values).any() else 0.0
+    return round_down(np.concatenate([matrix[np.tril_indices(len(matrix))] for matrix in matrices]))
 
 
 def shown_tasks(tasks: int) -> list[int]:

@@ -190,12 +190,22 @@ def _coloured(text: str, value: float, low: float, tag: str, faded: bool = False
 
 def _training(setting: Setting, drawings: list[Drawing]) -> str:
     if not any(d.kind == "training" for d in drawings):
-        return "<p>The records hold no validation accuracies.</p>"
+        return "<p>The records hold no validation accuracies.</p>" + _watched(drawings)
     text = f"The accuracy on validation data in every epoch, in percent, at seed {setting.seeds[0]} unless the panel names "
     text += "another. Each task has the same colour as above; a dot marks the epoch whose weights were kept."
     if setting.reference("joint", setting.seeds[0]):
         text += " With every task, joint training starts again from the initial weights, on the data of all tasks so far."
-    return f"<p>{text}</p>" + _grid(drawings, "training")
+    return f"<p>{text}</p>" + _grid(drawings, "training") + _watched(drawings)
+
+
+def _watched(drawings: list[Drawing]) -> str:
+    """Return the figures of the accuracy on every task after each epoch; empty if no run measured it."""
+    if not any(d.kind == "watched" for d in drawings):
+        return ""
+    text = "The accuracy on the test data of every task after each epoch, in percent, averaged over seeds unless the panel "
+    text += "names one, because its seeds took different numbers of epochs. A task's line is pale until the task is being "
+    text += "learned; there, a vertical line and the number of the task mark its first epoch."
+    return f"<p>{text}</p>" + _grid(drawings, "watched")
 
 
 def _setup(setting: Setting) -> str:

@@ -5,7 +5,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from typing import Any
 
@@ -23,7 +23,12 @@ from hatrack.text import printable
 
 REFERENCES = ("joint", "random")  # the upper and the lower reference of the forgetting ratio; they are not ranked
 TASK_COUNT = "number of tasks"
-VARIABLE = ("seed", "method", "method_options")  # the keys of a spec in which the records of a setting may differ
+VARIABLE = (
+    "seed",
+    "method",
+    "method_options",
+    "watch_tasks",
+)  # the keys of a spec in which the records of a setting may differ
 MAY_DIFFER = ("name", "spec", "seconds", "versions")  # between two records of one run
 
 
@@ -149,7 +154,7 @@ def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
 def _by_label(records: list[Record]) -> dict[str, list[Record]]:
     """Return the records of every method, one per seed."""
     groups: dict[str, list[Record]] = {}
-    for record in sorted(records, key=lambda r: (label(r), r.spec.seed)):
+    for record in sorted(records, key=lambda r: (label(r), r.spec.seed, not r.spec.watch_tasks)):
         group = groups.setdefault(label(record), [])
         if not group or group[-1].spec.seed != record.spec.seed:
             group.append(record)
@@ -159,7 +164,8 @@ def _by_label(records: list[Record]) -> dict[str, list[Record]]:
 
 
 def _results(record: Record) -> dict[str, Any]:
-    return {key: value for key, value in vars(record).items() if key not in MAY_DIFFER}
+    curves = [replace(curve, watched=[]) for curve in record.curves]  # one may have watched its tasks, the other not
+    return {key: value for key, value in vars(record).items() if key not in MAY_DIFFER} | {"curves": curves}
 
 
 def ratios(setting: Setting, record: Record) -> metrics.Matrix | None:

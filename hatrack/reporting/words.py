@@ -18,7 +18,7 @@ from hatrack.text import printable
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 ACCURACY = next(m for m in MEASURES if m.key == "accuracy")
-RUN_OPTIONS = ("heads", "init", "freeze", "train_examples")  # of `hatrack run`, beside those of regime, benchmark, network
+RUN_OPTIONS = ("heads", "init", "freeze", "train_examples", "watch_tasks")  # beside those of regime, benchmark and network
 REFERENCE_NAMES = {"joint": "joint training, which keeps the data of all tasks,", "random": "guessing"}
 
 

@@ -39,8 +39,12 @@ def check_metadata(kind: str, metadata: Mapping[str, Any]) -> None:
 def _fitted(where: str, value: Any, tasks: int = 2**40) -> None:
     task = schema.number(0, tasks - 1, whole=True)
     schema.fields(
-        {"task": task, "epochs": schema.items(_epoch), "best": WHOLE, "engine": schema.line, "halved": WHOLE}, closed=True
+        {"task": task, "epochs": schema.items(_epoch), "best": WHOLE, "engine": schema.line, "halved": WHOLE},
+        {"watched": schema.items(schema.items(SHARE))},
+        closed=True,
     )(where, value)
+    if "watched" in value:
+        schema.items(schema.items(SHARE), len(value["epochs"]))(f"{where}.watched", value["watched"])
     schema.number(0, max(1, len(value["epochs"])) - 1, whole=True)(f"{where}.best", value["best"])
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -214,7 +214,7 @@ class FitLoop:
         for name, parameter in self.weights.items():
             tensors |= {f"optimizer/{name}/{key}": v for key, v in self.optimizers.main.state.get(parameter, {}).items()}
         tensors |= {"losses": self.losses, **random_state(self.device)}
-        return tensors, {"fitted": asdict(self.result), "pace": self.schedule.state(), "place": self.step_index}
+        return tensors, {"fitted": self.result.to_dict(), "pace": self.schedule.state(), "place": self.step_index}
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
@@ -235,6 +235,7 @@ class FitLoop:
         saved = metadata["fitted"]
         self.result.epochs[:] = [EpochResult(*epoch) for epoch in saved["epochs"]]
         self.result.best, self.result.halved = saved["best"], saved["halved"]
+        self.result.watched[:] = saved.get("watched", [])
         if metadata.get("ended"):
             self.result.engine = saved["engine"]
         self.schedule.load_state(metadata["pace"])

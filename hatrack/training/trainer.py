@@ -2,8 +2,8 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from hatrack.engine.choice import ENGINES, Engine
+from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.recorded import own_stream
 from hatrack.methods.divergence import Diverged
+from hatrack.methods.evaluate import Evaluation
 from hatrack.methods.fit import EpochResult, FitResult, LearnResult
 from hatrack.methods.method import Method
 from hatrack.options import choose
@@ -48,6 +50,8 @@ class Trainer:
             tests and logs); False shows nothing; a callable gets a `ProgressEvent` after every epoch.
         watch: check that every step obeys the rule of the step (slow; for tests of methods).
         engine: how steps run: "eager", "compiled", "recorded" or "auto", which chooses one.
+        watch_tasks: tasks whose accuracy on test data is measured after every epoch, see `FitResult.watched`; it changes
+            nothing of what is learned, and costs an evaluation per task and epoch.
 
     Attributes:
         fits: the result of every fit so far, a `FitResult` each.
@@ -69,6 +73,7 @@ class Trainer:
         progress: Progress | bool | None = None,
         watch: bool = False,
         engine: Engine = "auto",
+        watch_tasks: Sequence[Task] = (),
     ) -> None:
         if not isinstance(regime, Regime | None):
             raise ValueError(f"a Trainer takes a Regime, such as Regime(epochs=20), not {regime!r}")
@@ -77,7 +82,9 @@ class Trainer:
         if type(seed) is not int or seed < 0:
             raise ValueError(f"seed must be a whole number from 0, not {seed!r}")
         self.regime, self.seed, self.engine = regime or Regime(), seed, choose("engine", engine, ENGINES)
-        self.progress, self.watch = progress, watch
+        if not all(isinstance(task, Task) for task in watch_tasks):
+            raise ValueError("watch_tasks takes a list of tasks, such as those of a benchmark")
+        self.progress, self.watch, self.watch_tasks = progress, watch, watch_tasks
         self.checkpointer: Checkpointer | None = None  # saves the state of fits
         self.fits: list[FitResult] = []
         self.carried: WeakKeyDictionary[Method, CarriedState] = WeakKeyDictionary()
@@ -164,9 +171,12 @@ class Trainer:
         if self.checkpointer:
             loop.after_step = self.checkpointer.after_step
         try:
+            watched = self._evaluations(method)
             with show_progress(self.progress, task, loop.regime.epochs) as show:
                 while not loop.finished and not ended:
                     loop.epoch()
+                    if watched:
+                        loop.result.watched.append([evaluation().accuracy for evaluation in watched])
                     show(ProgressEvent(task, len(method.net.classes), loop.regime, loop.result))
         except BaseException as error:
             self.carried[method].fits[task.index] -= 1  # another try sees the same batches
@@ -186,6 +196,13 @@ class Trainer:
                 self.checkpointer.save_fit(loop, ended=True)
         method.eval()
         return loop.result
+
+    def _evaluations(self, method: Method) -> list[Evaluation]:
+        """Return the evaluations on the test data of the watched tasks."""
+        for task in self.watch_tasks:
+            method.net.check_task(task)
+        device = method.net.example.device
+        return [Evaluation(method, to_device(task, device).test, wait=wait_for_gpu) for task in self.watch_tasks]
 
     def _resume(self, loop: FitLoop, saved: State) -> bool:
         """Continue from a saved state; return whether the fit had ended."""
@@ -219,7 +236,7 @@ class Trainer:
         """Return what is carried over between fits: tensors, and metadata."""
         carried = self.carried.setdefault(method, CarriedState())
         tensors = {f"past/{name}/{key}": v for name, state in carried.optimizer.items() for key, v in state.items()}
-        return tensors, {"counts": dict(carried.fits), "fits": [asdict(result) for result in self.fits]}
+        return tensors, {"counts": dict(carried.fits), "fits": [result.to_dict() for result in self.fits]}
 
     def load_state(self, method: Method, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
         """Continue with what was carried over when this state was saved."""

@@ -17,6 +17,7 @@ from hatrack.benchmarks.mixture import Norm, colour_transform, measure_norm, mix
 from hatrack.benchmarks.mnist import pmnist
 from hatrack.datasets import sources
 from hatrack.datasets.sources import Source
+from hatrack.experiments.run import build
 from hatrack.networks import NETWORKS
 from hatrack.tasks.split import Split
 
@@ -214,6 +215,28 @@ def test_cifar_order_and_groups(random_sets):
         assert_label_group(random_sets[name], task, list(range(low, high + 1)), *CIFAR)
         assert len(task.valid) == int(0.15 * 20 * task.classes)
     assert [len(t.valid) for t in cifar(0, valid=0.1)] == [2 * t.classes for t in tasks]
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_shorter_cifar_is_the_beginning_of_the_whole(random_sets, seed):
+    whole = cifar(seed)
+    for count in (1, 2, 8, 10):
+        tasks = cifar(seed, tasks=count)
+        assert groups(tasks) == groups(whole)[:count]
+        for task, same in zip(tasks, whole, strict=False):
+            assert task.index == same.index
+            assert torch.equal(task.train.rows, same.train.rows)
+    for count in (0, 11):
+        with pytest.raises(ValueError, match="tasks must be at"):
+            cifar(seed, tasks=count)
+    assert Run("cifar", "sgd", benchmark_options={"tasks": 10}).name == Run("cifar", "sgd").name
+    assert Run("cifar", "sgd", benchmark_options={"tasks": 2}).name != Run("cifar", "sgd").name
+
+
+@pytest.mark.parametrize(("count", "widths"), [(8, [8, 17, 35, 285, 285]), (10, [7, 14, 28, 228, 228])])
+def test_the_budget_of_pnn_is_made_for_the_tasks_of_a_shorter_cifar(random_sets, count, widths):
+    spec = Run("cifar", "pnn", benchmark_options={"tasks": count}, method_options={"columns": "budget"})
+    assert build(spec)[1].widths == widths
 
 
 @pytest.mark.parametrize(("sequence", "name", "each"), [(cifar10_5, "cifar10", 2), (cifar100_5, "cifar100", 20)])
