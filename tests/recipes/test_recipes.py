@@ -1,0 +1,107 @@
+"""The recipes of the five papers: they can be built, their rows are distinct, and records that exist are found."""
+
+from pathlib import Path
+
+import pytest
+
+from hatrack.recipes import RECIPES
+from hatrack.recipes.hat_2018 import annealing_gradients
+from hatrack.recipes.quick import quick
+from hatrack.recipes.reproduce import missing_rows, read_records, wanted_runs
+from hatrack.recipes.results import Results
+from tests.helpers.records import make
+from tests.recipes.toys import PART
+
+RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_consistent(name):
+    recipe = RECIPES[name]
+    assert recipe.name == name
+    assert len({part.name for part in recipe.parts}) == len(recipe.parts)
+    for part in recipe.parts:
+        runs = [row.run.name for row in part.rows]
+        assert len(set(runs)) == len(runs), f"two rows of {part.name} are one run"
+        keys = {quantity.key for quantity in part.columns}
+        assert all(set(row.published) <= keys for row in part.rows)
+        labels = {row.label for row in part.rows}
+        for row in part.rows:
+            if any(key.startswith("ratio") for key in keys) and not row.reference:
+                assert labels & set(row.joint), f"{row.label} has no joint reference"
+                assert row.random in labels
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_claims_are_open_without_records_and_decided_with_them(name):
+    for part in RECIPES[name].parts:
+        empty = Results(part, {})
+        assert [claim.holds(empty) for claim in part.claims] == [None] * len(part.claims)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_quick_version_keeps_methods_and_needs_no_download(name):
+    recipe, small = RECIPES[name], quick(RECIPES[name])
+    for part, short in zip(recipe.parts, small.parts, strict=True):
+        assert {row.run.method for row in short.rows} == {row.run.method for row in part.rows}
+        for row in short.rows:
+            assert row.run.benchmark_options["data"] == "sample"
+            assert row.run.regime.epochs == 1
+            assert not row.published
+
+
+def test_published_numbers_of_table_1_and_2():
+    """As the papers print them, typed here a second time."""
+    table = {row.label: row.published for row in RECIPES["hat-2018"].parts[0].rows if row.published}
+    assert {label: numbers["ratio_8"].mean for label, numbers in table.items()} == {
+        "LFL": -0.92, "LwF": -0.80, "SGD": -0.66, "IMM-mode": -0.49, "SGD-F": -0.44, "IMM-mean": -0.42, "EWC": -0.25,
+        "PathNet": -0.17, "PNN": -0.11, "HAT": -0.06,
+    }  # fmt: skip
+    rotated = {row.label: row.published for row in RECIPES["regimes"].only(("rotated",))[0].rows}
+    assert {label: round(100 * numbers["accuracy"].mean, 1) for label, numbers in rotated.items()} == {
+        "naive SGD": 46.3, "EWC": 48.5, "A-GEM": 55.3, "ER": 69.2, "stable SGD": 70.8, "multi-task": 87.3,
+        "stable SGD, published script": 70.8,
+    }  # fmt: skip
+
+
+def test_the_records_of_the_project_belong_to_rows():
+    """A record that no recipe shows is either of another page or left over from a changed row."""
+    named = {run.name for name in RECIPES for part in RECIPES[name].parts for row in part.rows for run in map(row.at, range(10))}
+    found = [path.stem for path in (RESULTS / "records").glob("*.json")]
+    assert len([name for name in found if name in named]) > 20
+
+
+def test_missing_rows_are_priced_by_similar_records():
+    records = read_records(RESULTS)
+    found = missing_rows(RECIPES["hat-2018"].only(("cifar",)), records)
+    costs = [item.cost for item in found]
+    assert costs == sorted(costs)
+    assert all(item.seeds for item in found)
+    toy = make("hat", 0)
+    priced = {item.row.label: item for item in missing_rows([PART], {"": {0: toy}})}
+    assert priced["HAT"].seconds == 10.0  # of its other seed
+    assert priced["HAT"].similar == "its other seeds"
+    assert priced["SGD"].similar == "other methods on this network"
+    assert missing_rows([PART], {})[0].seconds is None
+
+
+def test_runs_of_several_parts_are_carried_out_once():
+    runs = wanted_runs(RECIPES["hat-2018"].parts)
+    names = [run.name for group in runs.values() for run in group]
+    assert len(names) == len(set(names))
+    assert set(runs) == {"tf32", "bfloat16"}
+
+
+def test_the_gradients_of_figure_2():
+    """Annealing narrows the range in which an embedding learns; the compensation gives it back."""
+    found = annealing_gradients()
+    plain, hard, annealed, compensated = (y for _, y in found.values())
+    for x, y in found.values():
+        assert y.max() == 1
+        assert abs(x[y.argmax()]) < 0.05
+    far = 120  # e = -3
+    assert hard[far] < 1e-6
+    assert annealed[far] < 0.01
+    assert compensated[far] == pytest.approx(plain[far], abs=0.05)
+
+

@@ -1,0 +1,97 @@
+"""`hatrack reproduce` from the command line, the quick version of every paper included."""
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from hatrack.cli.group import main
+from hatrack.recipes import RECIPES
+
+
+def words(capsys):
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_the_recipes_are_listed(capsys):
+    assert main(["reproduce"]) == 0
+    out, _ = words(capsys)
+    assert all(name in out for name in RECIPES)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("reproduce hat-2081", "did you mean 'hat-2018'"),
+        ("reproduce pmask --only cifar11", "did you mean 'cifar10"),
+        ("reproduce pmask --seeds x", "--seeds"),
+        ("reproduce pmask --precision float8", "float8"),
+        ("reproduce pmask --missing --page", "exclude"),
+        ("reproduce pmask --parallel 0", "--parallel"),
+    ],
+)
+def test_a_mistake_is_one_line(line, said, capsys, tmp_path):
+    assert main([*line.split(), "--out", str(tmp_path)]) == 2
+    out, err = words(capsys)
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_tells_what_it_would_cost_and_runs_nothing(capsys, tmp_path):
+    assert main(["reproduce", "pmask", "--only", "cifar10", "--missing", "--out", str(tmp_path)]) == 0
+    out, _ = words(capsys)
+    assert "0 of 8 rows are complete" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_page_runs_nothing(capsys, tmp_path):
+    assert main(["reproduce", "pmask", "--page", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "pmask.html").exists()
+    assert not (tmp_path / "records").exists()
+
+
+def test_a_part_runs_once_and_its_page_says_that_it_is_not_the_papers(capsys, tmp_path):
+    line = ["reproduce", "pmask", "--quick", "--only", "optimizer", "--out", str(tmp_path), "--device", "cpu"]
+    assert main(line) == 0
+    records = sorted((tmp_path / "quick" / "records").glob("*.json"))
+    assert len(records) == 2
+    assert "not the paper's" in (tmp_path / "quick" / "pmask.html").read_text()
+    times = [path.stat().st_mtime_ns for path in records]
+    assert main(line) == 0
+    assert [path.stat().st_mtime_ns for path in records] == times
+    assert main([*line, "--missing"]) == 0
+    assert "2 of 2 rows are complete" in words(capsys)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_quick_version_of_a_paper(name, tmp_path, capsys):
+    assert main(["reproduce", name, "--quick", "--out", str(tmp_path), "--device", "cpu"]) == 0
+    page = (tmp_path / "quick" / f"{name}.html").read_text()
+    Checker().feed(page)
+    assert "not run yet" not in page
+    records = [json.loads(path.read_text()) for path in (tmp_path / "quick" / "records").glob("*.json")]
+    assert records
+    assert all(record["accuracy"] for record in records)
+    assert Path(tmp_path / "quick" / f"{name}.md").exists()
+
+
+class Checker(HTMLParser):
+    """Fails where a tag that was not opened is closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "link", "path", "use", "rect", "line"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag in ("path", "use", "rect", "line"):
+            return
+        assert self.open
+        assert self.open.pop() == tag

@@ -1,0 +1,119 @@
+"""Results and verdicts of recipes, against numbers worked out by hand."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hatrack.recipes.quantities import accuracy_on, epochs_to, largest_loss, lowest_accuracy, ratio
+from hatrack.recipes.recipe import Published
+from hatrack.recipes.results import Results, index, rank_correlation
+from hatrack.recipes.verdicts import order, verdict
+from hatrack.reporting.measures import MeanStd
+from tests.helpers.records import ACCURACY as MATRICES
+from tests.helpers.records import make, with_spec
+from tests.recipes.toys import ACCURACY, PART, RATIO
+
+
+@pytest.fixture
+def results():
+    return Results(PART, index(make(method, seed) for method, seed in MATRICES))
+
+
+def test_a_row_finds_its_records_at_any_seed(results):
+    assert [r.spec.seed for r in results.records("HAT")] == [0, 1]
+    assert results.records("EWC") == []
+    assert results.missing(results.rows["EWC"]) == [0, 1]
+    more = Results(PART, index([make("hat", 0, [[0.5, 0.5], [0.5, 0.5]]), with_spec(make("hat", 1), seed=7)]))
+    assert [r.spec.seed for r in more.records("HAT")] == [0, 7]
+    assert more.missing(more.rows["HAT"]) == [1]
+
+
+def test_a_record_of_another_setting_is_not_taken():
+    other = with_spec(make("hat", 0), heads="shared")
+    assert Results(PART, index([other])).records("HAT") == []
+
+
+def test_ratio_by_hand(results):
+    # seed 0, after two tasks: ((0.90 - 0.30) / (0.95 - 0.30) + (0.70 - 0.40) / (0.85 - 0.40)) / 2 - 1
+    first = ((0.90 - 0.30) / (0.95 - 0.30) + (0.70 - 0.40) / (0.85 - 0.40)) / 2 - 1
+    second = ((0.80 - 0.35) / (0.90 - 0.35) + (0.76 - 0.30) / (0.80 - 0.30)) / 2 - 1
+    assert results.values("HAT", RATIO) == pytest.approx([first, second])
+    found = results.summary("HAT", RATIO)
+    assert found.mean == pytest.approx((first + second) / 2)
+    assert found.std == pytest.approx(abs(first - second) / math.sqrt(2))
+    assert results.values("HAT", ratio(1))[0] == pytest.approx((0.90 - 0.30) / (0.90 - 0.30) - 1)
+    assert math.isnan(results.values("HAT", ratio(3))[0])
+
+
+def test_ratio_needs_both_references_at_the_same_seed():
+    records = index(make(*key) for key in [("hat", 0), ("hat", 1), ("joint", 0), ("random", 0), ("random", 1)])
+    values = Results(PART, records).values("HAT", RATIO)
+    assert math.isfinite(values[0])
+    assert math.isnan(values[1])
+    assert Results(PART, records).summary("HAT", RATIO).seeds == 1
+
+
+def test_joint_training_that_was_fitted_at_some_lengths_only():
+    rows = tuple(
+        replace(row, run=replace(row.run, method_options={"at": (2,)})) if row.label == "joint" else row for row in PART.rows
+    )
+    part = replace(PART, rows=rows)
+    joint = make("joint", 0, method_options={"at": (2,)})
+    results = Results(part, index([make("hat", 0), joint, make("random", 0)]))
+    (line,) = results.ratios("HAT")
+    assert np.isnan(line[0])
+    assert np.isfinite(line[1])
+
+
+def test_above_knows_when_a_row_is_missing(results):
+    assert results.above(ACCURACY, "HAT", "SGD") is True
+    assert results.above(ACCURACY, "SGD", "HAT") is False
+    assert results.above(ACCURACY, "HAT", "SGD", by=0.5) is False
+    assert results.above(ACCURACY, "HAT", "SGD", "EWC") is None
+
+
+def test_quantities_by_hand(results):
+    record, none = results.records("SGD")[0], results.references("SGD", 0)
+    assert accuracy_on(1, 2).value(record, none) == 0.50
+    assert math.isnan(accuracy_on(1, 3).value(record, none))
+    assert lowest_accuracy().value(record, none) == 0.50
+    assert largest_loss().value(record, none) == pytest.approx(0.50)  # of task 1 after task 2
+    assert largest_loss().value(replace(record, loss=[[0.1, 0.2], [None, 0.2]]), none) == math.inf
+    assert epochs_to(0.7, 2).value(record, none) == 2
+    assert math.isnan(epochs_to(0.8, 2).value(record, none))
+
+
+@pytest.mark.parametrize(
+    ("ours", "published", "tolerance", "words"),
+    [
+        (None, Published(0.5), 0.0, "not run yet"),
+        (MeanStd(0.5, None, 1), None, 0.0, "—"),
+        (MeanStd(0.503, None, 1), Published(0.5), 0.003, "agrees"),
+        (MeanStd(0.504, None, 1), Published(0.5), 0.003, "higher"),
+        (MeanStd(0.46, 0.01, 3), Published(0.5, 0.02), 0.0, "agrees"),  # 2 sqrt(0.01^2 + 0.02^2) = 0.0447
+        (MeanStd(0.45, 0.01, 3), Published(0.5, 0.02), 0.0, "lower"),
+    ],
+)
+def test_verdict(ours, published, tolerance, words):
+    assert verdict(ours, published, tolerance) == words
+
+
+def test_rank_correlation_by_hand():
+    assert rank_correlation([1, 2, 3], [10, 20, 30]) == pytest.approx(1)
+    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    # without ties it is 1 - 6 sum d^2 / (n (n^2 - 1)); d = 1, -1, 0, 0
+    assert rank_correlation([2, 1, 3, 4], [1, 2, 3, 4]) == pytest.approx(1 - 6 * 2 / (4 * 15))
+    # ranks 0.5, 0.5, 2 and 0, 1, 2: covariance 1.5, variances 1.5 and 2
+    assert rank_correlation([5, 5, 9], [1, 2, 3]) == pytest.approx(1.5 / math.sqrt(1.5 * 2))
+
+
+def test_order_counts_the_approaches_that_were_run(results):
+    part = replace(PART, order_by=RATIO)
+    assert order(results) == ""
+    assert "Too few" in order(Results(part, index(make(*key) for key in MATRICES)))
+    ewc = [make("ewc", 0, [[0.90, 0.20], [0.80, 0.80]]), make("ewc", 1, [[0.8, 0.3], [0.75, 0.7]])]
+    text = order(Results(part, index([*(make(*key) for key in MATRICES), *ewc])))
+    assert "3 of 3 approaches" in text
+    assert "1.00" in text or "0.50" in text
