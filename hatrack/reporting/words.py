@@ -12,7 +12,8 @@ from hatrack.networks import NETWORKS
 from hatrack.options import parameters
 from hatrack.regime import Regime
 from hatrack.reporting.measures import MEASURES, format_number
-from hatrack.reporting.tables import REFERENCES, Row, Setting, missing_references, option_text, ranking
+from hatrack.reporting.references import REFERENCES
+from hatrack.reporting.tables import Row, Setting, missing_references, option_text, ranking
 from hatrack.text import printable
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
