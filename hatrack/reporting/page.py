@@ -195,6 +195,9 @@ def _setup(setting: Setting) -> str:
     names = dict.fromkeys(name for record in setting.records for name in record.versions)
     versions = {name: sorted({str(record.versions.get(name, "?")) for record in setting.records}) for name in names}
     facts["versions"] = ", ".join(f"{name} {' / '.join(values)}" for name, values in versions.items())
+    if reached := [f"seed {r.spec.seed} {r.pretraining.valid_accuracy:.1%}" for r in setting.records
+                   if r.pretraining and r.pretraining.valid_accuracy is not None]:  # fmt: skip
+        facts["pretraining"] = f"accuracy on validation data: {', '.join(dict.fromkeys(reached))}"
     if halved := [f"{r.spec.method} seed {r.spec.seed} {r.halvings}" for r in setting.records if r.halvings]:
         facts["learning rates"] = "; ".join(halved)
     total = sum(record.seconds.total or 0 for record in setting.records)

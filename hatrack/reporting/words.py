@@ -18,7 +18,15 @@ from hatrack.text import printable
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 ACCURACY = next(m for m in MEASURES if m.key == "accuracy")
-RUN_OPTIONS = ("heads", "init", "freeze", "train_examples", "watch_tasks")  # beside those of regime, benchmark and network
+RUN_OPTIONS = (  # beside those of regime, benchmark and network
+    "heads",
+    "init",
+    "freeze",
+    "train_examples",
+    "watch_tasks",
+    "pretrain",
+    "pretrain_epochs",
+)
 REFERENCE_NAMES = {"joint": "joint training, which keeps the data of all tasks,", "random": "guessing"}
 
 
