@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hatrack.benchmarks.cifar import MEAN as CIFAR_MEAN
 from hatrack.benchmarks.cifar import STD as CIFAR_STD
@@ -90,12 +91,16 @@ def colour_transform(shape: Sequence[int], norm: Norm) -> Transform:
 def measure_norm(name: str) -> Norm:
     """Compute mean and standard deviation per channel of a training set as 3x32x32; docs/benchmarks.md uses it."""
     images = sources.load(name).train[0]
-    transform = colour_transform(images.shape[1:], Norm(0.0, 1.0))
-    sums = torch.zeros(2, COLOUR[0], dtype=torch.float64)
+    return norm_of(images, colour_transform(images.shape[1:], Norm(0.0, 1.0)))
+
+
+def norm_of(images: Tensor, transform: Transform) -> Norm:
+    """Compute mean and standard deviation per channel of images as a transform returns them."""
+    sums = torch.zeros(2, transform.shape[0], dtype=torch.float64)
     for part in torch.split(images, 1000):
         x = transform(part).double()
         sums += torch.stack([x.sum((0, 2, 3)), x.square().sum((0, 2, 3))])
-    mean, square = sums / (len(images) * COLOUR[1] * COLOUR[2])
+    mean, square = sums / (len(images) * math.prod(transform.shape[1:]))
     return Norm(mean.tolist(), (square - mean.square()).sqrt().tolist())
 
 

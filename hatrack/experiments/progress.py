@@ -22,7 +22,7 @@ def describe(spec: Run, event: ProgressEvent) -> tuple[float, str]:
     task, tasks, regime, result = event
     last = result.epochs[-1]
     accuracy = "" if last.valid_accuracy is None else f", accuracy {last.valid_accuracy:.1%}"
-    done = (task.index + len(result.epochs) / regime.epochs) / tasks
+    done = max(0.0, (task.index + len(result.epochs) / regime.epochs) / tasks)  # the pretraining is task -1
     where = f"{spec.method} seed {spec.seed}: {task.name} ({task.index + 1} of {tasks})"
     return done, f"{where}, epoch {len(result.epochs)}, loss {last.loss:.3f}{accuracy}"
 

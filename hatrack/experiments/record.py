@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hatrack.experiments import metrics
-from hatrack.experiments.record_parts import Curve, Seconds, Spec, TaskInfo
+from hatrack.experiments.record_parts import Curve, Pretraining, Seconds, Spec, TaskInfo
 from hatrack.experiments.record_schema import check_fields
 from hatrack.files.atomic import read_bytes, write
 from hatrack.text import SCARCE
@@ -40,6 +40,7 @@ class Record:
         seconds: how long the run took.
         versions: the versions of the libraries, the device, the engine and the precision.
         schema: the version of the file format.
+        pretraining: the result of the pretraining; None if there was none.
 
     Example:
         >>> import hatrack as hr
@@ -66,6 +67,7 @@ class Record:
     seconds: Seconds = field(default_factory=Seconds)
     versions: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
+    pretraining: Pretraining | None = None
 
     def __repr__(self) -> str:
         spec, accuracy = self.spec, metrics.average_accuracy(self.accuracy)
@@ -141,7 +143,7 @@ class Record:
         if data["schema"] > SCHEMA:
             raise ValueError(f"{path} has schema {data['schema']}, newer than {SCHEMA}, the newest this version can read")
         names = {f.name for f in fields(cls)}
-        if missing := sorted(names - {"usage"} - set(data)):  # the first records have none
+        if missing := sorted(names - {"usage", "pretraining"} - set(data)):  # the first records have none
             raise ValueError(f"{path} is not a whole record: {', '.join(missing)} missing")
         try:
             check_fields(data)
@@ -160,16 +162,18 @@ class Record:
             "tasks": [TaskInfo.from_dict(task) for task in data["tasks"]],
             "curves": [Curve.from_dict(curve) for curve in data["curves"]],
             "seconds": Seconds.from_dict(data["seconds"]),
+            "pretraining": Pretraining.from_dict(data["pretraining"]) if data.get("pretraining") else None,
         })  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain values, as its file holds them."""
         result: dict[str, Any] = clean({
-            **{f.name: getattr(self, f.name) for f in fields(self)},
+            **{f.name: getattr(self, f.name) for f in fields(self) if f.name != "pretraining"},
             "spec": dict(self.spec.written),
             "tasks": [task.to_dict() for task in self.tasks],
             "curves": [curve.to_dict() for curve in self.curves],
             "seconds": self.seconds.to_dict(),
+            **({"pretraining": self.pretraining.to_dict()} if self.pretraining else {}),
         })  # fmt: skip
         return result
 

@@ -25,6 +25,8 @@ class Spec:
         freeze: the patterns of the parts of the network that were not trained.
         train_examples: how many training examples per task the training loss was measured on; 0 means all.
         watch_tasks: whether the accuracy on every task was measured after each epoch.
+        pretrain: the data set on which the trunk was trained before the sequence; "" means none.
+        pretrain_epochs: how many epochs of it at most; 0 means as many as the regime has.
         data_digest: the hash of the data, for tasks from a user's own files.
         written: the table as it stands in the file, with keys that this version does not know.
     """
@@ -42,6 +44,8 @@ class Spec:
     freeze: str = ""
     train_examples: int = 2000
     watch_tasks: bool = False
+    pretrain: str = ""
+    pretrain_epochs: int = 0
     data_digest: str | None = None
     written: Mapping[str, Any] = field(repr=False)
 
@@ -115,6 +119,26 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Pretraining:
+    """The result of the training of the trunk before the sequence.
+
+    Attributes:
+        epochs: how many epochs it took.
+        valid_accuracy: the accuracy on validation data that the trunk reached with a head that was dropped afterwards.
+    """
+
+    epochs: int
+    valid_accuracy: float | None = None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**_known(cls, data))
+
+    def to_dict(self) -> dict[str, Any]:
+        return _present(vars(self))
+
+
+@dataclass(frozen=True)
 class Seconds:
     """The time that a run took, with training and testing, and the time that each task took to learn; None: not known."""
 
@@ -129,7 +153,7 @@ class Seconds:
         return _present(vars(self))
 
 
-def _known(cls: type[Spec] | type[TaskInfo] | type[Seconds], data: Mapping[str, Any]) -> dict[str, Any]:
+def _known(cls: type[Spec | TaskInfo | Pretraining | Seconds], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the fields of a class; other keys belong to later versions."""
     return {f.name: data[f.name] for f in fields(cls) if f.name in data}
 

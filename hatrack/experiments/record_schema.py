@@ -21,6 +21,7 @@ SPEC = schema.fields({
 })  # fmt: skip
 REGIME = schema.fields({}, {"epochs": WHOLE, "schedule": schema.text})
 TASK = schema.fields({"name": schema.text, "classes": WHOLE}, {"train": WHOLE, "valid": WHOLE, "test": WHOLE})
+PRETRAINING = schema.fields({"epochs": WHOLE}, {"valid_accuracy": SHARE})
 EPOCH = schema.fields({"lr": LOSS, "loss": LOSS, "valid_loss": LOSS, "valid_accuracy": SHARE})
 
 
@@ -44,7 +45,7 @@ def check_fields(data: dict[str, Any]) -> None:
         "versions": OPTIONS,
     }
     usage = schema.items(schema.table(schema.number(0, null=True)), count if data.get("usage") else 0)
-    schema.fields(whole, {"usage": usage})("", data)
+    schema.fields(whole, {"usage": usage, "pretraining": PRETRAINING})("", data)
     OPTIONS("spec", {key: value for key, value in data["spec"].items() if not isinstance(value, dict)})
     REGIME("spec.regime", data["spec"]["regime"])
     for index, found in enumerate(data["curves"]):

@@ -11,49 +11,26 @@ import numpy as np
 import torch
 
 from hatrack._version import __version__
-from hatrack.benchmarks import BENCHMARKS
 from hatrack.engine.choice import Engine, Precision, choose_engine
 from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.precision import check_precision, precision_scope
+from hatrack.experiments.build import build as build
+from hatrack.experiments.build import build_method
+from hatrack.experiments.pretraining import pretrained_trunk, pretraining_task
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, TaskInfo
 from hatrack.experiments.run_folder import RunFolder, unfinished
 from hatrack.experiments.spec import Run as Run
-from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
 from hatrack.methods.evaluate import Evaluation, Score, without_task_id
 from hatrack.methods.fit import FitResult
 from hatrack.methods.method import Method
-from hatrack.networks import NETWORKS
-from hatrack.networks.initial_weights import initialise
-from hatrack.networks.network import Network
-from hatrack.seeds import seeded
-from hatrack.tasks.device import all_to_device
 from hatrack.tasks.split import Split
 from hatrack.tasks.task import Task
 from hatrack.text import printable, shorten
 from hatrack.training.checkpoint import Stopped, stopping
 from hatrack.training.progress import Progress
 from hatrack.training.trainer import Trainer
-
-
-def build(spec: Run, device: torch.device | str = "cpu") -> tuple[list[Task], Method]:
-    """Make the tasks and the untrained method of a run."""
-    tasks = all_to_device(BENCHMARKS[spec.benchmark](spec.seed, **spec.benchmark_options), device)
-    with seeded(spec.seed, "weights"):
-        trunk = NETWORKS[spec.network](tasks[0].shape, **spec.network_options)
-        initialise(trunk, spec.init)
-    example = tasks[0].train.inputs(torch.arange(min(2, len(tasks[0].train)), device=device))
-    net = Network(
-        trunk.to(device),
-        [task.classes for task in tasks],
-        example,
-        heads=spec.heads,
-        init=spec.init,
-        freeze=spec.freeze,
-        seed=spec.seed,
-    )
-    return tasks, METHODS.find(spec.method)(net, **spec.method_options).to(device)
 
 
 def run(
@@ -78,7 +55,7 @@ def run(
         engine: how steps run: "auto", "eager", "compiled" or "recorded".
         precision: how matrix products are computed: "tf32", "float32" or "bfloat16".
         save_every: minutes between two saves of the state.
-        progress: called after every epoch.
+        progress: called after every epoch, also of the pretraining, which has the task number -1.
 
     Returns:
         The record.
@@ -102,6 +79,7 @@ def run(
         began = time.perf_counter()
         tasks, method = build(spec, device)  # what is wrong with a run shows here, before anything is written
         trainer.watch_tasks = tasks if spec.watch_tasks else ()
+        first = pretraining_task(spec, tasks)
         if folder:
             open_files.enter_context(folder)  # an error now, not after hours, if nothing can be written there
             if again:
@@ -110,9 +88,15 @@ def run(
                 return Record.load(folder.record)
             trainer.checkpointer = folder.checkpointer
         try:
+            pretrained = None
+            if first is not None:
+                pretrained = pretrained_trunk(spec, tasks, first, folder, device=device, engine=engine, progress=progress)
+                method = build_method(spec, tasks, pretrained.trunk, device)
             record = _run(spec, tasks, method, trainer, began)
+            record.pretraining = pretrained.result if pretrained else None
         except Diverged as error:
-            kept = f"; its last good state stays in {folder.path}; the same command would end so again" if folder else ""
+            saved = folder and folder.path.exists() and folder.path
+            kept = f"; its last good state stays in {saved}; the same command would end so again" if saved else ""
             error.args = (f"{spec.method} seed {spec.seed}, {error}{kept}",)  # one of many, perhaps
             raise
         record.versions |= versions(device)

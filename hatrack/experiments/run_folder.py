@@ -99,7 +99,7 @@ def unfinished(folder: Path) -> Iterator[RunFolder]:
         folder: a folder of records, or the folder NAME.part of one run.
     """
     for part in [folder] if folder.suffix == ".part" else sorted(folder.glob("*.part")):
-        files = [*part.glob("task-*.safetensors"), *part.glob(AGAIN)]
+        files = [*part.glob("task-*.safetensors"), *part.glob("*.trunk"), *part.glob(AGAIN)]
         spec = next((spec for file in files if (spec := _spec_in(file))), {})
         if files and not (found := RunFolder(part, spec)).done:
             yield found

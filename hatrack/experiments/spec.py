@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal, Self
 
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.benchmarks.task_file import fingerprint
+from hatrack.datasets.catalog import SETS
 from hatrack.experiments.record import clean, name_of
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS, Init
-from hatrack.options import Option, check, complete, without_added_defaults
+from hatrack.options import Option, check, choose, complete, without_added_defaults
 from hatrack.regime import Regime
 from hatrack.registry import Registry, source_digest
 
@@ -32,6 +33,8 @@ class Run:
         freeze: parts of the network that stay as they are: patterns of names, separated by commas.
         train_examples: on how many training examples per task the loss is measured after each task; 0 for all.
         watch_tasks: measure the accuracy on the test data of every task after each epoch; the curves of the record hold it.
+        pretrain: a data set of the catalog on which the trunk is trained before the sequence; "" for none.
+        pretrain_epochs: the epochs of this training; 0 for those of the regime.
         regime: how every task is trained.
         benchmark_options: options of the benchmark, by name.
         network_options: options of the network, by name.
@@ -53,6 +56,8 @@ class Run:
         int, Option("training examples per task on which the loss is measured after each task; 0: all", low=0)
     ] = 2000
     watch_tasks: Annotated[bool, Option("measure the test accuracy of every task after each epoch", added=True)] = False
+    pretrain: Annotated[str, Option("a data set on which the trunk is trained before the sequence", added=True)] = ""
+    pretrain_epochs: Annotated[int, Option("epochs of the pretraining; 0: the regime's", low=0, added=True)] = 0
     regime: Regime = field(default_factory=Regime)
     benchmark_options: Mapping[str, Any] = field(default_factory=dict)
     network_options: Mapping[str, Any] = field(default_factory=dict)
@@ -62,6 +67,10 @@ class Run:
         if type(self.seed) is not int or not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be a whole number from 0, not {self.seed!r}")
         check(Run, vars(self))
+        if self.pretrain:
+            choose("data set", self.pretrain, SETS)
+        elif self.pretrain_epochs:
+            raise ValueError(f"pretrain_epochs is {self.pretrain_epochs}, but no data set is named by pretrain")
         object.__setattr__(self, "network", self.network or BENCHMARKS.about(self.benchmark).network)
         for kind, table in TABLES.items():
             entry = table.find(getattr(self, kind))

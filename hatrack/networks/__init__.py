@@ -22,6 +22,10 @@ NETWORKS: "Registry[Callable[..., nn.Module]]" = Registry("network", {
         "hatrack.networks.alexnet:alexnet",
         "64, 128 and 256 filters of 4x4, 3x3 and 2x2, each followed by 2x2 max-pooling; then 2048 and 2048 units.",
     ),
+    "vgg": Entry(
+        "hatrack.networks.vgg:vgg",
+        "Three blocks of two 3x3 convolutions with 64, 128, 256 filters and 2x2 max-pooling; then 512 and 512 units.",
+    ),
     "resnet18": Entry(
         "hatrack.networks.resnet:resnet18",
         "Residual network of 8 blocks: 20 convolutions, each with batch normalisation; 512 features.",

@@ -9,6 +9,7 @@ import numpy as np
 from hatrack.experiments import metrics
 from hatrack.experiments.record import Record
 from hatrack.reporting.measures import MEASURES, Measure
+from hatrack.reporting.references import counted_accuracy, counted_summary
 
 
 class References(NamedTuple):
@@ -38,7 +39,7 @@ class Quantity(NamedTuple):
 def summary(key: str) -> Quantity:
     """Return a measure of `Record.summary`: "accuracy", "learning", "forgetting" and so on."""
     measure = next(m for m in MEASURES if m.key == key)
-    return Quantity(measure, lambda record, _: float(record.summary[key]))
+    return Quantity(measure, lambda record, _: float(counted_summary(record)[key]))
 
 
 def ratio(after: int = 0) -> Quantity:
@@ -57,10 +58,8 @@ def ratios(record: Record, references: References) -> metrics.Matrix | None:
     """Return the forgetting ratio after every number of tasks; None if a reference has no record at this seed."""
     if references.joint is None or references.random is None:
         return None
-    found = metrics.forgetting_ratios(record.accuracy, references.joint.accuracy, references.random.accuracy)
-    if at := references.joint.spec.method_options.get("at"):  # joint training was fitted after these numbers of tasks only
-        found[[t for t in range(len(found)) if t + 1 not in at]] = np.nan
-    return found
+    joint, random = counted_accuracy(references.joint), references.random.accuracy
+    return metrics.forgetting_ratios(counted_accuracy(record), joint, random)
 
 
 def accuracy_on(task: int, after: int) -> Quantity:

@@ -15,7 +15,7 @@ SMALL: dict[str, dict[str, Any]] = {  # options of small networks; those that ar
     "resnet18": {"width": 4},
     "resnet34": {"width": 4},
     "resnet50": {"width": 4},
-    "vgg": {"widths": (8, 16, 32), "hidden": (64, 64)},
+    "vgg": {"filters": (8, 16), "widths": (64, 64)},
 }
 NOTICE = (
     "This is the quick version: one short epoch per task, small networks, the sample images that come with the package, one "

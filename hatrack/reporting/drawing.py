@@ -15,7 +15,8 @@ from matplotlib.ticker import MaxNLocator
 
 from hatrack.experiments.metrics import Matrix
 from hatrack.methods import METHODS
-from hatrack.reporting.tables import REFERENCES, Setting
+from hatrack.reporting.references import REFERENCES
+from hatrack.reporting.tables import Setting
 from hatrack.text import shorten
 
 TEXT, MUTED, GRID = "#1f2933", "#52606d", "#dde3e9"

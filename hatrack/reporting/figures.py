@@ -26,7 +26,8 @@ from hatrack.reporting.drawing import (
     task_colours,
     text_colour,
 )
-from hatrack.reporting.tables import REFERENCES, Setting, ranking, ratios
+from hatrack.reporting.references import REFERENCES, complete, counted_accuracy
+from hatrack.reporting.tables import Setting, ranking, ratios
 from hatrack.text import shorten
 
 MAX_LETTERS = 26  # of a name beside a line
@@ -42,7 +43,10 @@ def draw(setting: Setting, prefix: str, styles: dict[str, LineStyle]) -> list[Dr
 
 def _figures(setting: Setting, prefix: str, styles: dict[str, LineStyle]) -> Iterator[Drawing]:
     order = [row.label for row in ranking(setting)]
-    accuracy = {name: [100 * metrics.average_accuracies(r.accuracy) for r in setting.methods[name]] for name in order}
+    accuracy = {
+        name: [100 * metrics.average_accuracies(counted_accuracy(record)) for record in setting.methods[name]]
+        for name in order
+    }
     figure = draw_lines(_without_distant_guessing(setting, accuracy), styles, "average accuracy, %", least=4)
     yield render("accuracy", "", f"{prefix}-accuracy", figure, "Average accuracy on the tasks so far against tasks learned")
     if ratio := _ratios(setting, order):
@@ -57,8 +61,8 @@ def _figures(setting: Setting, prefix: str, styles: dict[str, LineStyle]) -> Ite
     }
     for kind, (panel, what) in panels.items():
         for name, file in zip(order, slugs(order), strict=True):
-            if kind == "tasks" and _is_random(setting, name):
-                continue  # only flat lines, far below all others
+            if kind == "tasks" and (_is_random(setting, name) or not complete(setting.methods[name][0])):
+                continue  # only flat lines, far below all others; or lines with gaps
             if drawn := panel(setting, name):
                 yield render(kind, name, f"{prefix}-{kind}-{file}", drawn, f"{name}: {what}")
 
@@ -80,40 +84,44 @@ def _without_distant_guessing(setting: Setting, lines: dict[str, list[Matrix]]) 
     """Leave out the reference `random` if it is so far below the other lines that these could not be told apart."""
     random = {name for name in lines if _is_random(setting, name)}
     rest = np.array([value for name in lines if name not in random for value in lines[name]])
+    rest = rest[~np.isnan(rest)]  # joint training may have been skipped after some tasks
     if not np.isfinite(rest).all() or not rest.size:
         return lines
     bound = rest.min() - 0.5 * (rest.max() - rest.min())
-    return {name: group for name, group in lines.items() if name not in random or np.max(group) > bound}
+    return {name: group for name, group in lines.items() if name not in random or np.nanmax(group) > bound}
 
 
 def draw_lines(lines: dict[str, list[Matrix]], styles: dict[str, LineStyle], title: str, least: float) -> Figure:
     """Draw a line per method: the mean over seeds, with a band of one standard deviation and the name at the end.
 
-    The y axis spans at least `least`, so that differences too small to matter look small.
+    The y axis spans at least `least`, so that differences too small to matter look small. Numbers of tasks at which a seed
+    has no value are left out, and the others are marked.
     """
     tasks = len(next(iter(lines.values()))[0])
     inches = max(2.5, 0.22 * len(lines))  # the height of the axes; the names stand above each other beside them
     longest = max(len(shorten(name, MAX_LETTERS)) for name in lines)
     figure = Figure(figsize=(4.1 + 0.085 * longest, inches + 0.75), layout="constrained")
     axes = figure.add_subplot()
-    ends = {}
+    ends: dict[str, tuple[int, float]] = {}  # by name, the last number of tasks and the value there
     for name, group in lines.items():
         values = np.stack(group)
         values[~np.isfinite(values)] = np.nan
-        mean, look, x = values.mean(0), styles[name], np.arange(1, tasks + 1)
-        axes.plot(x, mean, color=look.colour, linestyle=look.line, marker=look.marker or ("." if tasks == 1 else ""),
-                  markevery=max(1, tasks // 10))  # fmt: skip
+        there = np.isfinite(values).all(0)
+        mean, look, x = values[:, there].mean(0), styles[name], np.arange(1, tasks + 1)[there]
+        axes.plot(x, mean, color=look.colour, linestyle=look.line,
+                  marker=look.marker or ("." if tasks == 1 or not there.all() else ""),
+                  markevery=max(1, tasks // 10) if there.all() else 1)  # fmt: skip
         if len(group) > 1:
-            std = values.std(0, ddof=1)
+            std = values[:, there].std(0, ddof=1)
             axes.fill_between(x, mean - std, mean + std, color=look.colour, alpha=0.16, linewidth=0)
-        if np.isfinite(mean[-1]):
-            ends[name] = float(mean[-1])
+        if len(x):
+            ends[name] = int(x[-1]), float(mean[-1])
     low, high = axes.get_ylim()
     if high - low < least:
         axes.set_ylim((low + high - least) / 2, (low + high + least) / 2)
     _count_tasks(axes, tasks)
     axes.set_title(title, loc="left", fontsize=11, color=MUTED)
-    _label_ends(axes, ends, styles, tasks, inches)
+    _label_ends(axes, ends, styles, inches)
     return figure
 
 
@@ -125,11 +133,11 @@ def _count_tasks(axes: Axes, tasks: int) -> None:
     axes.tick_params(length=0)
 
 
-def _label_ends(axes: Axes, ends: dict[str, float], styles: dict[str, LineStyle], x: float, inches: float) -> None:
+def _label_ends(axes: Axes, ends: dict[str, tuple[int, float]], styles: dict[str, LineStyle], inches: float) -> None:
     """Write the names beside the ends of the lines, moved apart where they would overlap."""
     low, high = axes.get_ylim()
-    names = sorted(ends, key=lambda name: ends[name])
-    heights = move_apart([ends[name] for name in names], 0.2 / inches * (high - low), high)
+    names = sorted(ends, key=lambda name: ends[name][1])
+    heights = move_apart([ends[name][1] for name in names], 0.2 / inches * (high - low), high)
     for name, height in zip(names, heights, strict=True):
         line = {
             "arrowstyle": "-",
@@ -141,7 +149,7 @@ def _label_ends(axes: Axes, ends: dict[str, float], styles: dict[str, LineStyle]
         }
         beside = axes.get_yaxis_transform()
         text = shorten(name, MAX_LETTERS)
-        axes.annotate(text, (x, ends[name]), (1.07, height), textcoords=beside, va="center", arrowprops=line)
+        axes.annotate(text, ends[name], (1.07, height), textcoords=beside, va="center", arrowprops=line)
 
 
 def move_apart(heights: list[float], gap: float, top: float) -> list[float]:
@@ -176,7 +184,7 @@ def _tasks(setting: Setting, label: str) -> Figure:
 
 def mean_matrix(records: list[Record]) -> Matrix:
     """Return the accuracy matrix, averaged over seeds."""
-    return np.mean([metrics.matrix(record.accuracy) for record in records], axis=0)  # type: ignore[no-any-return]
+    return np.mean([counted_accuracy(record) for record in records], axis=0)  # type: ignore[no-any-return]
 
 
 def scale_minimum(setting: Setting) -> float:

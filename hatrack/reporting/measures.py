@@ -126,3 +126,8 @@ def format_std(measure: Measure, value: MeanStd) -> str:
     if value.std is None or (measure.unit == "count" and not value.std):
         return ""
     return f"± {format_number(measure, value.std)}"
+
+
+def spreadsheet_text(name: str) -> str:
+    """Return a name that no spreadsheet takes for a formula."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@")) else name

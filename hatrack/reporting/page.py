@@ -1,22 +1,24 @@
 """The page of a report: one HTML file that loads no other file and runs no script."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
 from hatrack.reporting.drawing import Drawing, LineStyle, cell_colours
+from hatrack.reporting.elements import cell, coloured_label, escaped, table
 from hatrack.reporting.figures import mean_matrix, scale_minimum, shown_tasks
-from hatrack.reporting.measures import MEASURES, MISSING, Measure, format_number, format_std
+from hatrack.reporting.measures import MEASURES, MISSING
+from hatrack.reporting.page_by_task import by_task_tables
 from hatrack.reporting.tables import Row, Setting, option_text, ranking
 from hatrack.reporting.words import caution, count_text, reference_commands, summary
-from hatrack.text import printable
 
 STYLE = Path(__file__).with_name("style.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # nothing may be loaded or run
 PARTS = {  # of a setting, by the end of their anchors
     "ranking": "Ranking",
     "progress": "Average accuracy",
+    "by-task": "After every number of tasks",
     "tasks": "Accuracy on each task",
     "matrices": "Accuracy matrices",
     "training": "Training curves",
@@ -38,14 +40,9 @@ def page(settings: list[Setting], drawings: list[list[Drawing]], styles: dict[st
         _contents(settings) if len(settings) > 1 else "",
         *sections,
         _glossary(),
-        "</main>\n<footer><p>This page was made from the records alone. In the same folder, table.csv has all digits of "
-        "every number, and figures/ has every figure as PNG.</p></footer>\n</body>\n</html>\n",
+        "</main>\n<footer><p>This page was made from the records alone. In the same folder, table.csv and by_task.csv "
+        "have all digits of every number, and figures/ has every figure as PNG.</p></footer>\n</body>\n</html>\n",
     ])  # fmt: skip
-
-
-def escaped(text: object) -> str:
-    """Return a name from a record as text that HTML cannot take for a tag."""
-    return escape(printable(text))
 
 
 def _contents(settings: list[Setting]) -> str:
@@ -61,6 +58,7 @@ def _section(index: int, setting: Setting, drawings: list[Drawing], styles: dict
     bodies = {
         "ranking": _ranking(rows, styles) + _missing_references(setting),
         "progress": _average_accuracy(drawings),
+        "by-task": by_task_tables(setting, styles),
         "tasks": _accuracy_by_task(drawings),
         "matrices": _matrices(setting, [row.label for row in rows], styles),
         "training": _training(setting, drawings),
@@ -75,23 +73,6 @@ def _section(index: int, setting: Setting, drawings: list[Drawing], styles: dict
         *parts,
         "</section>",
     ])  # fmt: skip
-
-
-def table(head: Iterable[str], bodies: Iterable[str], kind: str, caption: str = "") -> str:
-    """Return a table in a box that scrolls if the table is wider than the screen; `head` holds complete cells."""
-    title = f"<caption>{caption}</caption>" if caption else ""
-    return (
-        f'<div class="scroll"><table class="{kind}">{title}\n<thead><tr>{"".join(head)}</tr></thead>\n'
-        + "\n".join(bodies)
-        + "\n</table></div>"
-    )
-
-
-def _coloured_label(label: str, styles: dict[str, LineStyle]) -> str:
-    """Return a method's label behind a dot in the method's colour."""
-    first, _, rest = label.partition(" ")
-    dot = f'<span class="swatch" style="background:{styles[label].colour}"></span>'
-    return f'<span class="nowrap">{dot}{escaped(first)}</span> {escaped(rest)}'
 
 
 def _ranking(rows: list[Row], styles: dict[str, LineStyle]) -> str:
@@ -112,16 +93,8 @@ def _ranking(rows: list[Row], styles: dict[str, LineStyle]) -> str:
 
 
 def _row(row: Row, styles: dict[str, LineStyle]) -> str:
-    cells = "".join(f"<td>{_cell(measure, row)}</td>" for measure in MEASURES)
-    return f'<tr><th scope="row">{_coloured_label(row.label, styles)}</th><td>{len(row.seeds)}</td>{cells}</tr>\n'
-
-
-def _cell(measure: Measure, row: Row) -> str:
-    value = row.measures[measure.key]
-    if value is None:
-        return MISSING
-    parts = [format_std(measure, value), f"of {count_text(value.seeds, 'seed')}" if value.seeds < len(row.seeds) else ""]
-    return format_number(measure, value.mean) + "".join(f" <small>{part}</small>" for part in parts if part)
+    cells = "".join(f"<td>{cell(measure, row.measures[measure.key], len(row.seeds))}</td>" for measure in MEASURES)
+    return f'<tr><th scope="row">{coloured_label(row.label, styles)}</th><td>{len(row.seeds)}</td>{cells}</tr>\n'
 
 
 def _missing_references(setting: Setting) -> str:
@@ -170,7 +143,7 @@ def _matrix(setting: Setting, label: str, shown: list[int], low: float, styles: 
     for t in shown:
         cells = [_coloured(_percent(values[t, i]), values[t, i], low, "td", faded=i > t) for i in shown]
         rows.append(f'<tr><th scope="row">{_no_wrap(setting.tasks[t], 18)}</th>{"".join(cells)}</tr>')
-    return table(heads, ["<tbody>", *rows, "</tbody>"], "matrix", _coloured_label(label, styles))
+    return table(heads, ["<tbody>", *rows, "</tbody>"], "matrix", coloured_label(label, styles))
 
 
 def _no_wrap(name: str, short: int = 0) -> str:
@@ -222,6 +195,9 @@ def _setup(setting: Setting) -> str:
     names = dict.fromkeys(name for record in setting.records for name in record.versions)
     versions = {name: sorted({str(record.versions.get(name, "?")) for record in setting.records}) for name in names}
     facts["versions"] = ", ".join(f"{name} {' / '.join(values)}" for name, values in versions.items())
+    if reached := [f"seed {r.spec.seed} {r.pretraining.valid_accuracy:.1%}" for r in setting.records
+                   if r.pretraining and r.pretraining.valid_accuracy is not None]:  # fmt: skip
+        facts["pretraining"] = f"accuracy on validation data: {', '.join(dict.fromkeys(reached))}"
     if halved := [f"{r.spec.method} seed {r.spec.seed} {r.halvings}" for r in setting.records if r.halvings]:
         facts["learning rates"] = "; ".join(halved)
     total = sum(record.seconds.total or 0 for record in setting.records)

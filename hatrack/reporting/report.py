@@ -4,6 +4,7 @@ from pathlib import Path
 
 from hatrack.experiments.record import Record
 from hatrack.files.atomic import writable, write
+from hatrack.reporting.by_task import by_task_csv
 from hatrack.reporting.drawing import line_styles, slugs
 from hatrack.reporting.figures import draw
 from hatrack.reporting.page import page
@@ -13,7 +14,7 @@ __all__ = ["read", "report"]
 
 
 def report(folder: Path | str, out: Path | str | None = None) -> Path:
-    """Write report.html, table.csv and figures/*.png for the records in a folder.
+    """Write report.html, table.csv, by_task.csv and figures/*.png for the records in a folder.
 
     The same records give the same bytes, so that a report can be made again on any machine.
 
@@ -44,6 +45,7 @@ def report(folder: Path | str, out: Path | str | None = None) -> Path:
     for drawing in (d for group in drawings for d in group):
         write(figures / f"{drawing.name}.png", drawing.png)
     write(target / "table.csv", csv_text(found))
+    write(target / "by_task.csv", by_task_csv(found))
     write(target / "report.html", page(found, drawings, styles))
     return target / "report.html"
 

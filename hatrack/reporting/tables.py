@@ -18,10 +18,10 @@ from hatrack.experiments.record import Record, clean
 from hatrack.experiments.record_parts import Spec
 from hatrack.methods import METHODS
 from hatrack.options import parameters
-from hatrack.reporting.measures import MEASURES, MISSING, MeanStd, format_number, format_std, mean_std
+from hatrack.reporting.measures import MEASURES, MISSING, MeanStd, format_number, format_std, mean_std, spreadsheet_text
+from hatrack.reporting.references import REFERENCES, complete, counted_accuracy, counted_summary, reference_accuracy
 from hatrack.text import printable
 
-REFERENCES = ("joint", "random")  # the upper and the lower reference of the forgetting ratio; they are not ranked
 TASK_COUNT = "number of tasks"
 VARIABLE = (
     "seed",
@@ -83,8 +83,9 @@ class Setting:
         return [printable(task.name) if self.same_tasks else f"task {k + 1}" for k, task in enumerate(tasks)]
 
     def reference(self, method: str, seed: int) -> Record | None:
-        """Return the record of a method at a seed, if there is one."""
-        return next((r for r in self.records if r.spec.method == method and r.spec.seed == seed), None)
+        """Return the record of a method at a seed, if there is one; a complete one if there are several."""
+        found = [r for r in self.records if r.spec.method == method and r.spec.seed == seed]
+        return min(found, key=lambda r: not complete(r), default=None)
 
 
 def option_text(value: object) -> str:
@@ -169,11 +170,14 @@ def _results(record: Record) -> dict[str, Any]:
 
 
 def ratios(setting: Setting, record: Record) -> metrics.Matrix | None:
-    """Return the forgetting ratio after every task; None unless both references have a record at the same seed."""
-    joint, random = (setting.reference(name, record.spec.seed) for name in REFERENCES)
+    """Return the forgetting ratio after every number of tasks, nan where no joint record of the seed was trained.
+
+    It is None unless both references have a record at the same seed.
+    """
+    joint, random = (reference_accuracy(setting.records, name, record.spec.seed) for name in REFERENCES)
     if joint is None or random is None:
         return None
-    return metrics.forgetting_ratios(record.accuracy, joint.accuracy, random.accuracy)
+    return metrics.forgetting_ratios(counted_accuracy(record), joint, random)
 
 
 def missing_references(setting: Setting) -> dict[str, list[int]]:
@@ -194,7 +198,7 @@ def _row(setting: Setting, name: str, records: list[Record]) -> Row:
     for record in records:
         ratio = ratios(setting, record)
         values = {
-            **record.summary,
+            **counted_summary(record),
             "forgetting_ratio": math.nan if ratio is None else float(ratio[-1]),
             "parameters": float(record.parameters),
             "seconds": math.nan if record.seconds.total is None else float(record.seconds.total),
@@ -246,11 +250,6 @@ def csv_text(settings: Iterable[Setting]) -> str:
             values = [value for s in cells for value in ((s.mean, s.std) if s else (None, None))]
             ratio = row.measures["forgetting_ratio"]
             reference = "yes" if row.reference else "no"
-            names = (_cell(setting.title), _cell(row.label))
+            names = (spreadsheet_text(setting.title), spreadsheet_text(row.label))
             writer.writerow([*names, reference, len(row.seeds), *values, ratio.seeds if ratio else 0])
     return out.getvalue()
-
-
-def _cell(name: str) -> str:
-    """Return a name that no spreadsheet takes for a formula."""
-    return f"'{name}" if name.startswith(("=", "+", "-", "@")) else name

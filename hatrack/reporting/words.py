@@ -13,12 +13,21 @@ from hatrack.networks import NETWORKS
 from hatrack.options import parameters
 from hatrack.regime import Regime
 from hatrack.reporting.measures import MEASURES, format_number
-from hatrack.reporting.tables import REFERENCES, Row, Setting, missing_references, option_text, ranking
+from hatrack.reporting.references import REFERENCES
+from hatrack.reporting.tables import Row, Setting, missing_references, option_text, ranking
 from hatrack.text import printable
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 ACCURACY = next(m for m in MEASURES if m.key == "accuracy")
-RUN_OPTIONS = ("heads", "init", "freeze", "train_examples", "watch_tasks")  # beside those of regime, benchmark and network
+RUN_OPTIONS = (  # beside those of regime, benchmark and network
+    "heads",
+    "init",
+    "freeze",
+    "train_examples",
+    "watch_tasks",
+    "pretrain",
+    "pretrain_epochs",
+)
 REFERENCE_NAMES = {"joint": "joint training, which keeps the data of all tasks,", "random": "guessing"}
 
 

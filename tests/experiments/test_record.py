@@ -287,7 +287,9 @@ def test_a_schema_that_never_was(tmp_path, schema):
     assert_refused(saved(tmp_path, schema=schema), f"schema {schema}")
 
 
-@pytest.mark.parametrize("key", [f.name for f in dataclasses.fields(Record) if f.name not in ("schema", "usage")])
+@pytest.mark.parametrize(
+    "key", [f.name for f in dataclasses.fields(Record) if f.name not in ("schema", "usage", "pretraining")]
+)
 def test_missing_keys_are_named(tmp_path, key):
     assert_refused(saved(tmp_path, **{key: None}), key, "missing")
 

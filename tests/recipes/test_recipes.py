@@ -66,7 +66,9 @@ def test_published_numbers_of_table_1_and_2():
 
 def test_the_records_of_the_project_belong_to_rows():
     """A record that no recipe shows is either of another page or left over from a changed row."""
-    named = {run.name for name in RECIPES for part in RECIPES[name].parts for row in part.rows for run in map(row.at, range(10))}
+    named = {
+        run.name for name in RECIPES for part in RECIPES[name].parts for row in part.rows for run in map(row.at, range(10))
+    }
     found = [path.stem for path in (RESULTS / "records").glob("*.json")]
     assert len([name for name in found if name in named]) > 20
 
@@ -103,5 +105,3 @@ def test_the_gradients_of_figure_2():
     assert hard[far] < 1e-6
     assert annealed[far] < 0.01
     assert compensated[far] == pytest.approx(plain[far], abs=0.05)
-
-

@@ -1,0 +1,67 @@
+"""The two references of the forgetting ratio, and which rows of their matrices count: joint training may skip lengths."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from hatrack.experiments import metrics
+from hatrack.experiments.metrics import Matrix
+from hatrack.experiments.record import Record
+
+REFERENCES = ("joint", "random")  # the upper and the lower reference of the forgetting ratio; they are not ranked
+OF_THE_LAST_ROW = ("accuracy", "without_task_id")  # measures of a record that need only what was measured at the end
+
+
+def lengths(record: Record) -> list[int]:
+    """Return the numbers of tasks after which the accuracies of a record count.
+
+    `joint` with the option `at` trains only after these numbers of tasks; its other rows are of no trained network.
+    """
+    every = range(1, len(record.tasks) + 1)
+    at = record.spec.method_options.get("at") if record.spec.method == "joint" else None
+    return [t for t in every if not at or t in at]
+
+
+def complete(record: Record) -> bool:
+    """Return whether all rows of a record's matrices count."""
+    return len(lengths(record)) == len(record.tasks)
+
+
+def counted_accuracy(record: Record) -> Matrix:
+    """Return the accuracy matrix of a record, with nan in the rows that do not count."""
+    accuracy = metrics.matrix(record.accuracy).copy()
+    skipped = [t - 1 for t in range(1, len(accuracy) + 1) if t not in lengths(record)]
+    accuracy[skipped] = math.nan
+    return accuracy
+
+
+def counted_summary(record: Record) -> dict[str, float]:
+    """Return the measures of a record, with nan for those that need rows that do not count."""
+    if complete(record):
+        return record.summary
+    known = OF_THE_LAST_ROW if len(record.tasks) in lengths(record) else ()
+    return {key: value if key in known else math.nan for key, value in record.summary.items()}
+
+
+def reference_accuracy(records: Iterable[Record], method: str, seed: int) -> Matrix | None:
+    """Return the accuracy matrix of a reference at a seed.
+
+    Args:
+        records: the records of a setting.
+        method: "joint" or "random".
+        seed: the seed.
+
+    Returns:
+        The matrix of the complete record if there is one, else rows from several records, with nan in those that no record
+        has; None if there is no record.
+    """
+    found = [record for record in records if record.spec.method == method and record.spec.seed == seed]
+    if not found:
+        return None
+    matrices = [counted_accuracy(record) for record in sorted(found, key=lambda r: (not complete(r), r.name))]
+    result = matrices[0]
+    for other in matrices[1:]:
+        empty = np.isnan(result).all(1)
+        result[empty] = other[empty]
+    return result
