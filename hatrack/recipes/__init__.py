@@ -33,4 +33,9 @@ RECIPES: "Registry[Recipe]" = Registry("recipe", {
         "Stable and plastic training regimes against replay, A-GEM and EWC, twenty tasks of one epoch.",
         paper="Mirzadeh et al. 2020 (004)",
     ),
+    "others": Entry(
+        "hatrack.recipes.others:RECIPE",
+        "Besides the five papers: SI by its authors' code, and every method on one small sequence.",
+        paper="Zenke et al. 2017, and this library",
+    ),
 })  # fmt: skip

@@ -145,7 +145,9 @@ def csv_text(recipe: Recipe, records: Records) -> str:
             for quantity in part.columns:
                 found, published = results.summary(row.label, quantity), row.published.get(quantity.key)
                 ours = (found.seeds, found.mean, found.std) if found else (0, None, None)
-                writer.writerow([part.name, row.label, quantity.key, "", *ours, *(published or (None, None))])
+                writer.writerow(
+                    [part.name, row.label, quantity.key, "", *ours, *(published[:2] if published else (None, None))]
+                )
             lines = results.ratios(row.label)
             for t in range(len(lines[0]) if lines and not row.reference else 0):
                 writer.writerow(

@@ -84,7 +84,7 @@ def sweep(name: str, title: str, option: str, quantity: Quantity, groups: Sequen
         axes.set_xscale("log")
         axes.set_xlabel(option)
         _title(axes, quantity.measure.title.lower() + (", %" if quantity.measure.unit == "%" else ""))
-        if len(groups) > 1:
+        if len(groups) > 1 and any(some):
             axes.legend(frameon=False, fontsize=10)
         return found if any(some) else None
 
@@ -153,9 +153,11 @@ def accuracy_by_task(name: str, title: str) -> Plot:
                 axes.plot(x, values.mean(0), color=look.colour, linestyle=look.line, marker=look.marker, label=label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("task")
+        if not tasks:
+            return None
         axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
         _title(axes, "accuracy at the end, %")
-        return found if tasks else None
+        return found
 
     return Plot(name, title, figure)
 
@@ -172,7 +174,7 @@ def curves(name: str, title: str, lines: Callable[[], Mapping[str, tuple[Matrix,
         axes.set_yscale("log")
         axes.set_ylim(1e-6, None)
         axes.legend(frameon=False, fontsize=9)
-        _title(axes, "cumulative gradient of one epoch")
+        _title(axes, "gradient gathered in one epoch, scaled")
         return found
 
     return Plot(name, title, figure)

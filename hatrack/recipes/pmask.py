@@ -35,8 +35,8 @@ def comparison(name: str, title: str, benchmark: str, figure: str) -> Part:
     return Part(
         name,
         title,
-        f"The table is empty in the paper. At most {EPOCHS} epochs per task in place of 200; the baselines have the settings "
-        "of 001's code.",
+        f"The table is empty in the paper. At most {EPOCHS} epochs per task in place of 200; the baselines have "
+        "the settings of 001's code.",
         rows,
         (ACCURACY, LEARNING, FORGETTING),
         claims=(

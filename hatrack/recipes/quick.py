@@ -52,9 +52,9 @@ def quick_run(run: Run) -> Run:
     benchmark = run.benchmark if "data" in known else STAND_IN
     options = {name: value for name, value in run.benchmark_options.items() if benchmark == run.benchmark}
     options["data"] = "sample"
-    tasks = TASKS if "tasks" in known else 6
-    if "tasks" in known and benchmark == run.benchmark:
-        options["tasks"] = tasks = min(TASKS, run.benchmark_options["tasks"])
+    tasks = 6  # of the stand-in
+    if benchmark == run.benchmark and "tasks" in known:
+        options["tasks"] = tasks = min([TASKS, run.benchmark_options["tasks"], *known["tasks"].choices])
     network = run.network if run.network in SMALL else "mlp"
     dropouts = {k: v for k, v in run.network_options.items() if "dropout" in k and network == run.network}
     method = dict(run.method_options)

@@ -18,15 +18,16 @@ SEEDS = (0, 1, 2)  # of a row that names no others
 
 
 class Published(NamedTuple):
-    """A number that a paper gives: the mean, and the standard deviation over its runs if it gives one."""
+    """A number that a paper gives: the mean, and the standard deviation over its runs if it gives one, and how many."""
 
     mean: float
     std: float | None = None
+    runs: int = 1
 
 
-def percent(mean: float, std: float | None = None) -> Published:
+def percent(mean: float, std: float | None = None, runs: int = 1) -> Published:
     """Return a published percentage; records hold fractions of 1."""
-    return Published(mean / 100, None if std is None else std / 100)
+    return Published(mean / 100, None if std is None else std / 100, runs)
 
 
 @dataclass(frozen=True)

@@ -71,30 +71,33 @@ def _cost(row: Row, records: Records) -> tuple[float | None, str]:
 
 
 def wanted_runs(parts: Iterable[Part]) -> dict[Precision, list[Run]]:
-    """Return the runs of parts by the precision that they ask for, each once."""
-    found: dict[Precision, dict[str, Run]] = {}
+    """Return the runs of parts by the precision that they ask for, each once: the first part that has it decides."""
+    found: dict[str, tuple[Precision, Run]] = {}
     for part in parts:
         for run in (row.at(seed) for row in part.rows for seed in row.seeds):
-            found.setdefault(part.precision, {}).setdefault(run.name, run)
-    return {precision: list(runs.values()) for precision, runs in found.items()}
+            found.setdefault(run.name, (part.precision, run))
+    precisions = dict.fromkeys(precision for precision, _ in found.values())
+    return {wanted: [run for precision, run in found.values() if precision == wanted] for wanted in precisions}
 
 
-def carry_out(parts: Sequence[Part], out: Path, precision: Precision | None, **how: Any) -> list[str]:
+def carry_out(parts: Sequence[Part], out: Path, precision: Precision | None, *, device: str, **how: Any) -> list[str]:
     """Carry out the runs of parts that have no record yet; a run that was stopped goes on.
 
     Args:
         parts: the parts.
         out: the folder of the pages; records go to its folder `records`.
-        precision: of matrix products; None for what each part asks for.
-        how: device, engine, save_every, parallel: see `run_all`.
+        precision: of matrix products; None for what each part asks for, which holds on a GPU only.
+        device: "cpu" or "cuda".
+        how: engine, save_every, parallel: see `run_all`.
 
     Returns:
         The runs that diverged, a sentence each.
     """
     diverged = []
     for wanted, runs in wanted_runs(parts).items():
+        chosen = precision or (wanted if device == "cuda" else "tf32")
         try:
-            run_all(runs, out / RECORDS, precision=precision or wanted, **how)
+            run_all(runs, out / RECORDS, precision=chosen, device=device, **how)
         except Diverged as error:
             diverged += str(error).splitlines()
     return diverged

@@ -8,8 +8,8 @@ from hatrack.reporting.measures import MeanStd
 
 NOT_RUN, NOT_PUBLISHED = "not run yet", "—"
 RULE = (
-    "A number agrees if it differs from the published one by no more than the tolerance, or by no more than twice the "
-    "spread of single runs (the root of the sum of both variances over seeds)."
+    "A number agrees with the published one if they differ by no more than two standard errors of the difference, or by no "
+    "more than a tolerance that was fixed beforehand. A single seed of ours is taken to vary like the published runs."
 )
 
 
@@ -29,9 +29,17 @@ def verdict(ours: MeanStd | None, published: Published | None, tolerance: float 
     if published is None:
         return NOT_PUBLISHED
     difference = ours.mean - published.mean
-    if abs(difference) <= max(tolerance, 2 * math.hypot(ours.std or 0.0, published.std or 0.0)) + 1e-12:
+    if abs(difference) <= max(tolerance, 2 * standard_error(ours, published)) + 1e-12:
         return "agrees"
     return "higher" if difference > 0 else "lower"
+
+
+def standard_error(ours: MeanStd, published: Published) -> float:
+    """Return the standard error of the difference of two means; 0 if the paper gives no deviation."""
+    if published.std is None:
+        return 0.0
+    own = published.std if ours.std is None else ours.std / math.sqrt(ours.seeds)
+    return math.hypot(own, published.std / math.sqrt(published.runs))
 
 
 def order(results: Results) -> str:

@@ -22,7 +22,7 @@ def test_main_table(records):
     assert len(table.head) == 2 + 4 + 4
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["HAT"][:5] == ["2", "80.0 ± 1.0", "79.0 ± 1.4", "−1.0", "agrees"]  # noqa: RUF001  (80 and 78 %)
-    assert rows["SGD"][3:5] == ["8.8", "higher"]  # 65 and 72.5 %
+    assert rows["SGD"][3:5] == ["8.8", "higher"]  # 65 and 72.5 %: 2 sqrt(3.75^2 + 1) = 7.8
     assert rows["EWC"][0] == "0"
     assert rows["EWC"][-1] == "not run yet"
 

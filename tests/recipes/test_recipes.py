@@ -103,5 +103,6 @@ def test_the_gradients_of_figure_2():
         assert abs(x[y.argmax()]) < 0.05
     far = 120  # e = -3
     assert hard[far] < 1e-6
-    assert annealed[far] < 0.01
-    assert compensated[far] == pytest.approx(plain[far], abs=0.05)
+    assert annealed[far] < 1e-4
+    # the compensation makes every batch's gradient that of a plain sigmoid as long as s |e| is at most 50: 50 / (400 * 3)
+    assert compensated[far] == pytest.approx(plain[far] * 50 / (400 * 3), rel=0.05)

@@ -92,8 +92,10 @@ def test_quantities_by_hand(results):
         (MeanStd(0.5, None, 1), None, 0.0, "—"),
         (MeanStd(0.503, None, 1), Published(0.5), 0.003, "agrees"),
         (MeanStd(0.504, None, 1), Published(0.5), 0.003, "higher"),
-        (MeanStd(0.46, 0.01, 3), Published(0.5, 0.02), 0.0, "agrees"),  # 2 sqrt(0.01^2 + 0.02^2) = 0.0447
-        (MeanStd(0.45, 0.01, 3), Published(0.5, 0.02), 0.0, "lower"),
+        (MeanStd(0.48, 0.01, 4), Published(0.5, 0.02, 4), 0.0, "agrees"),  # 2 sqrt(0.01^2 / 4 + 0.02^2 / 4) = 0.0224
+        (MeanStd(0.477, 0.01, 4), Published(0.5, 0.02, 4), 0.0, "lower"),
+        (MeanStd(0.46, None, 1), Published(0.5, 0.02, 4), 0.0, "agrees"),  # 2 sqrt(0.02^2 + 0.02^2 / 4) = 0.0447
+        (MeanStd(0.45, None, 1), Published(0.5, 0.02, 4), 0.0, "lower"),
     ],
 )
 def test_verdict(ours, published, tolerance, words):

@@ -1,0 +1,86 @@
+"""Numbers besides the five papers: SI by its authors' code, and every method of this library on one small sequence."""
+
+from typing import Any
+
+from hatrack.experiments.spec import Run
+from hatrack.methods import METHODS
+from hatrack.recipes.quantities import summary
+from hatrack.recipes.recipe import Part, Recipe, Row, percent
+from hatrack.regime import Regime
+
+ACCURACY, LEARNING, FORGETTING = summary("accuracy"), summary("learning"), summary("forgetting")
+SMALL: dict[str, Any] = {"widths": (300, 300), "dropout": 0.0, "input_dropout": 0.0}
+REFERENCES = ("joint", "random")
+
+
+def si_permuted(c: float) -> Run:
+    """Return SI on permuted MNIST as its authors' code trains it."""
+    return Run(
+        "pmnist",
+        "si",
+        heads="shared",
+        init="xavier",
+        regime=Regime(epochs=20, batch=256, optimizer="adam", lr=0.001, schedule="constant", keep_state=True),
+        benchmark_options={"first": "plain", "normalise": False, "valid": 0.0},
+        network_options={"dropout": 0.0, "input_dropout": 0.0},
+        method_options={"c": c},
+    )
+
+
+def si_split() -> Run:
+    """Return SI on five pairs of digits, in the regime of Avalanche's baseline."""
+    return Run(
+        "smnist",
+        "si",
+        regime=Regime(epochs=10, optimizer="adam", lr=0.001, schedule="constant"),
+        benchmark_options={"tasks": 5, "valid": 0.0},
+        network_options={"widths": (256, 256), "dropout": 0.0, "input_dropout": 0.0},
+        method_options={"c": 1.0, "xi": 0.001},
+    )
+
+
+def small(method: str) -> Run:
+    """Return a method on the demonstration's sequence, with its default options."""
+    options = {"data": "sample"}
+    return Run("digits-and-clothes", method, regime=Regime(epochs=10), benchmark_options=options, network_options=SMALL)
+
+
+RECIPE = Recipe(
+    "others",
+    "Besides the five papers",
+    "Zenke et al. 2017, and this library",
+    "Numbers of synaptic intelligence (SI) that its authors' code stores, and every method of this library on one small "
+    "sequence.",
+    (
+        Part(
+            "si-permuted",
+            "SI on ten permuted MNIST tasks, one head",
+            "The published numbers are the stored results of the authors' code. c = 0 is no penalty at all; what is "
+            "forgotten then depends on the initial weights.",
+            (
+                Row("SI, c = 0.1", si_permuted(0.1), published={"accuracy": percent(96.94)}),
+                Row("SI, c = 0", si_permuted(0.0), published={"accuracy": percent(57.41)}),
+            ),
+            (ACCURACY, FORGETTING),
+            {"accuracy": 0.005},
+        ),
+        Part(
+            "si-split",
+            "SI on split MNIST, five pairs, with task ids",
+            "The published number is that of another library (Avalanche's baselines).",
+            (Row("SI, c = 1", si_split(), published={"accuracy": percent(97.0)}),),
+            (ACCURACY, FORGETTING),
+            {"accuracy": 0.005},
+        ),
+        Part(
+            "every-method",
+            "Every method on one small sequence",
+            "Six tasks of three classes of digits and clothes, sample images, ten epochs, default options. Ten epochs of "
+            "plain SGD suit some methods better than others (SI's defaults belong to long runs with Adam; stable SGD lacks "
+            "the dropout that is a part of it), and PackNet, PathNet and DEN train a task in several fits, so longer: this "
+            "shows that each works, not which is best.",
+            tuple(Row(name, small(name), reference=name in REFERENCES) for name in METHODS),
+            (ACCURACY, LEARNING, FORGETTING),
+        ),
+    ),
+)
