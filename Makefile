@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-long test-gpu check format docs docs-serve tutorial speed peers clean
+.PHONY: demo test test-slow test-long test-gpu check format docs docs-serve tutorial results speed peers clean
 
 demo: .venv/ready
 	$(BIN)/hatrack demo
@@ -42,6 +42,10 @@ docs-serve: docs
 # The tutorial as a notebook.
 tutorial: .venv/ready
 	$(BIN)/python -m dev.tutorial --notebook docs/tutorial/what_is_forgetting.ipynb
+
+# The pages of docs/results and the table of the README, from the records.
+results: .venv/ready
+	$(BIN)/python -m dev.results
 
 speed: .venv/ready
 	$(BIN)/python -m speed.table

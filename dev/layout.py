@@ -15,7 +15,8 @@ PAGE = ROOT / "docs" / "layout.md"
 CLOSED = {  # folders that get one line
     "hatrack/datasets/samples": "real images that ship with the package, with their licences",
     "docs/results/figures": "figures of some runs",
-    "docs/results/records": "their records",
+    "docs/results/records": "the records behind the pages of results",
+    "docs/results/precision": "records of the same runs in tf32 and in bfloat16",
     "tests/data": "files of earlier versions, which later ones must read",
 }
 OTHER = {"py.typed": "tells type checkers that the package has types", "style.css": "the style of the page"}

@@ -29,6 +29,11 @@ def test_the_tree_of_files_is_what_the_docstrings_say():
     assert check.returncode == 0, check.stderr
 
 
+def test_the_pages_of_results_are_what_the_records_say():
+    check = subprocess.run([sys.executable, "-m", "dev.results", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert check.returncode == 0, check.stderr
+
+
 def test_the_tree_says_something_of_every_file():
     tree = re.search(r"```text\n(.*?)```", (ROOT / "docs" / "layout.md").read_text(), re.DOTALL)[1]
     files = [line.split(maxsplit=1) for line in tree.splitlines()]
@@ -41,7 +46,7 @@ def commands() -> list[str]:
     for text in [tutorial, *(path.read_text() for path in DOCS)]:
         for block in re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.DOTALL):
             found += [line.split("#")[0].strip() for line in block.splitlines()]
-        found += re.findall(r"`(hatrack (?:run|list|report|demo)[^`]*)`", text)
+        found += re.findall(r"`(hatrack (?:run|list|report|demo|reproduce)[^`]*)`", text)
     return sorted(
         {c for c in found if c.startswith("hatrack ") and "..." not in c and "BENCHMARK" not in c and "DIR" not in c}
     )

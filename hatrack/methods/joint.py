@@ -1,12 +1,9 @@
 """Joint (multi-task) training, the upper reference of the HAT paper (Serra et al., ICML 2018), https://arxiv.org/abs/1801.01423"""
 
-from typing import Annotated
-
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.snapshot import Snapshot
 from hatrack.networks.network import Network
-from hatrack.options import Option, check
 from hatrack.tasks.device import to_device
 from hatrack.tasks.split import Split
 from hatrack.tasks.task import Task
@@ -28,15 +25,8 @@ class Joint(Method):
     See docs/methods/joint.md for formulas, published values and results.
     """
 
-    def __init__(
-        self,
-        net: Network,
-        *,
-        at: Annotated[tuple[int, ...], Option("fit only after these numbers of tasks", low=1, added=True)] = (),
-    ) -> None:
+    def __init__(self, net: Network) -> None:
         super().__init__(net)
-        self.options = check(Joint, locals())
-        self.at = at
         self.initial = Snapshot(net.trunk)
         self.tasks: list[Task] = []
 
@@ -52,9 +42,6 @@ class Joint(Method):
                 f"joint has no data of {', '.join(map(repr, missing))}: give them back by method.restore_data(task)"
             )
         tasks = [t for t in self.tasks if t.index != task.index] + [task]
-        if self.at and len(tasks) not in self.at:
-            self.tasks = tasks
-            return
         self._reset_weights()
         train, valid = (Split.join([getattr(t, part) for t in tasks]) for part in ("train", "valid"))
         all_tasks = Task(task.index, f"{task.name} and all before", task.classes, train, valid, task.test)

@@ -15,9 +15,12 @@ RATIO = Measure("", "", "ratio", "")
 PERCENT = Measure("", "", "%", "")
 
 
-def cell(measure: Measure, value: MeanStd | None) -> str:
-    """Return a mean with its standard deviation as text."""
-    return f"{format_number(measure, value.mean)} {format_std(measure, value)}".strip() if value else MISSING
+def cell(measure: Measure, value: MeanStd | None, seeds: int = 0) -> str:
+    """Return a mean with its standard deviation as text, and the number of seeds where it is not `seeds`."""
+    if value is None:
+        return MISSING
+    count = f" (n = {value.seeds})" if seeds and value.seeds != seeds else ""
+    return f"{format_number(measure, value.mean)} {format_std(measure, value)}".strip() + count
 
 
 def ratio_by_tasks(results: Results) -> Grid | None:

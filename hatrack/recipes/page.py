@@ -16,7 +16,7 @@ from hatrack.recipes.plots import draw
 from hatrack.recipes.quantities import Quantity
 from hatrack.recipes.recipe import Grid, Part, Recipe, Row
 from hatrack.recipes.results import Records, Results
-from hatrack.recipes.verdicts import RULE, order, verdict
+from hatrack.recipes.verdicts import NOT_PUBLISHED, RULE, order, verdict
 from hatrack.reporting.drawing import Drawing
 from hatrack.reporting.measures import MISSING, MeanStd, format_number, mean_std
 from hatrack.reporting.page import POLICY, STYLE
@@ -123,15 +123,18 @@ def _is_published(part: Part, quantity: Quantity) -> bool:
 
 def _cells(results: Results, row: Row, quantity: Quantity) -> list[str]:
     ours, published, measure = results.summary(row.label, quantity), row.published.get(quantity.key), quantity.measure
+    count = len(results.records(row.label))
     if not _is_published(results.part, quantity):
-        return [cell(measure, ours)]
+        return [cell(measure, ours, count)]
     given = cell(measure, MeanStd(published.mean, published.std, 0)) if published else MISSING
     difference = format_number(measure, ours.mean - published.mean) if ours and published else MISSING
-    if results.part.order_by:
+    if ours is None and count:
+        words = "not known: a reference is missing" if published else NOT_PUBLISHED
+    elif results.part.order_by:
         words = "order only" if published and ours else verdict(ours, published)
     else:
         words = verdict(ours, published, results.part.tolerance.get(quantity.key, 0.0))
-    return [given, cell(measure, ours), difference, words]
+    return [given, cell(measure, ours, count), difference, words]
 
 
 def csv_text(recipe: Recipe, records: Records) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from hatrack.experiments import metrics
 from hatrack.experiments.metrics import Matrix
@@ -166,14 +166,16 @@ def curves(name: str, title: str, lines: Callable[[], Mapping[str, tuple[Matrix,
     """Return the plot of curves that need no run, by name as x and y, each scaled to its highest value."""
 
     def figure(results: Results) -> Figure:
-        found = Figure(figsize=(4.8, 3.1), layout="constrained")
+        found = Figure(figsize=(6.4, 3.1), layout="constrained")
         axes = found.add_subplot()
         for (label, (x, y)), colour in zip(lines().items(), (TEXT, *PALETTE), strict=False):
             axes.plot(x, y, color=colour, label=label)
         axes.set_xlabel(axis)
         axes.set_yscale("log")
-        axes.set_ylim(1e-6, None)
-        axes.legend(frameon=False, fontsize=9)
+        axes.set_ylim(1e-6, 2)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
         _title(axes, "gradient gathered in one epoch, scaled")
         return found
 
