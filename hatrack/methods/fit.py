@@ -115,7 +115,8 @@ class LearnResult:
 
     Attributes:
         task: the name of the task.
-        fits: the result of every fit, in order; methods that prune or merge have several, `random` none.
+        fits: the result of every fit, in order; methods that prune or merge have several, `random` none, nor
+            `joint` after a number of tasks that is not in its `at`.
         usage: the share of every layer that finished tasks have taken; empty if the method takes nothing.
 
     Example:
@@ -155,7 +156,7 @@ class LearnResult:
         return f"LearnResult({self})"
 
     def __str__(self) -> str:
-        said = f"learned {self.task!r} in {_count(self.epochs, 'epoch')}"
+        said = f"learned {self.task!r} " + (f"in {_count(self.epochs, 'epoch')}" if self.epochs else "without training")
         said += "" if self.valid_accuracy is None else f", validation accuracy {self.valid_accuracy:.1%}"
         said += f" (epoch {self.best_epoch})" if self.best_epoch else ""
         return said + ("" if self.capacity is None else f", {self.capacity:.0%} of the capacity taken")

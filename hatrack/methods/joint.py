@@ -1,9 +1,13 @@
 """Joint (multi-task) training, the upper reference of the HAT paper (Serra et al., ICML 2018), https://arxiv.org/abs/1801.01423"""
 
+import warnings
+from typing import Annotated
+
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.snapshot import Snapshot
 from hatrack.networks.network import Network
+from hatrack.options import Option, check
 from hatrack.tasks.device import to_device
 from hatrack.tasks.split import Split
 from hatrack.tasks.task import Task
@@ -15,7 +19,7 @@ class Joint(Method):
     It keeps the data of all tasks, which a continual learner may not do. So it shows what accuracy is possible.
 
     Args:
-        net: the network; the method trains it in place.
+        net: the network; the method trains it in place. The options are listed by `hatrack list joint`.
 
     Example:
         >>> method = hr.Joint(hr.Network(trunk, tasks=tasks))
@@ -25,8 +29,23 @@ class Joint(Method):
     See docs/methods/joint.md for formulas, published values and results.
     """
 
-    def __init__(self, net: Network) -> None:
+    def __init__(
+        self,
+        net: Network,
+        *,
+        at: Annotated[
+            tuple[int, ...],
+            Option("fit only after these numbers of tasks, such as 2,8; by default after every task", low=1, added=True),
+        ] = (),
+        warm: Annotated[bool, Option("go on from the network before, in place of the initial weights", added=True)] = False,
+    ) -> None:
         super().__init__(net)
+        self.options = check(Joint, locals())
+        self.at, self.warm = at, warm
+        if at and min(at) > len(net.classes) > 0:
+            warnings.warn(
+                f"joint is first fitted after {min(at)} tasks, and the network knows {len(net.classes)}", stacklevel=2
+            )
         self.initial = Snapshot(net.trunk)
         self.tasks: list[Task] = []
 
@@ -42,11 +61,18 @@ class Joint(Method):
                 f"joint has no data of {', '.join(map(repr, missing))}: give them back by method.restore_data(task)"
             )
         tasks = [t for t in self.tasks if t.index != task.index] + [task]
-        self._reset_weights()
+        if not self.at or len(tasks) in self.at:
+            self._fit_all(tasks, fit)
+        self.tasks = tasks
+
+    def _fit_all(self, tasks: list[Task], fit: Fit) -> None:
+        """Train on all these tasks; the last of them is the new one, whose number decides the order of batches."""
+        if not self.warm:
+            self._reset_weights()
+        task = tasks[-1]
         train, valid = (Split.join([getattr(t, part) for t in tasks]) for part in ("train", "valid"))
         all_tasks = Task(task.index, f"{task.name} and all before", task.classes, train, valid, task.test)
         fit(self, all_tasks, lr=fit.regime.lr, batch=fit.regime.batch, keep_state=False)  # trained like a first task
-        self.tasks = tasks
 
     def restore_data(self, task: Task) -> None:
         kept = [t for t in self.tasks if t.index != task.index]

@@ -4,28 +4,22 @@ After a task, the importance of a weight is measured as the sensitivity of the n
 are needed. While later tasks are learned, a penalty keeps important weights near their values.
 """
 
-from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 from hatrack.methods.divergence import spring
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
+from hatrack.methods.parts.single_gradients import SumOfSizes
 from hatrack.methods.parts.vectors import values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.regime import Regime
 from hatrack.seeds import generator
-from hatrack.tasks.split import Batch, Split
+from hatrack.tasks.split import Batch
 from hatrack.tasks.task import Task
-
-NUMBERS = 2**26  # elements of all gradients that are computed at a time, at most
-EXAMPLES = 64  # examples whose gradients are computed at a time, at most
-
-Named = dict[str, Tensor]
 
 
 class MAS(Method):
@@ -58,7 +52,7 @@ class MAS(Method):
         samples: Annotated[int, Option("training images that importance is measured on; 0: all of the task", low=0)] = 0,
         group: Annotated[
             int,
-            Option("images whose gradients are added up before the size is taken: 1 as in the paper, more is faster", low=1),
+            Option("images whose gradients are added up before the size is taken: 1 as in the paper", low=1),
         ] = 1,
         over_tasks: Annotated[Literal["sum", "mean"], Option("how the importances of the tasks are put together")] = "sum",
     ) -> None:
@@ -94,48 +88,27 @@ class MAS(Method):
         stiffest = 2 * self.importance.max().item()  # the curvature at strength 1
         return spring(regime, self.strength * stiffest, strength=stiffest)
 
-    @torch.no_grad()
     def measure(self, task: Task) -> Tensor:
-        """Measure Omega of a task (weights,): the mean over its images of |d ||F(x)||^2 / d theta|, F the logits (Eq. 3)."""
-        self.eval()
-        weights: Named = {name: p.detach() for name, p in self._weights().items()}
-        total: Named = {name: torch.zeros_like(p) for name, p in weights.items()}
+        """Measure Omega of a task (weights,): the mean over its images of |d ||F(x)||^2 / d theta|, F the logits (Eq. 3).
 
-        def squared_norm(weights: Named, x: Tensor) -> Tensor:
-            logits: Tensor = functional_call(self.net, weights, (x, task.index))
-            return logits.square().sum()
+        Args:
+            task: the task, on the method's device.
 
+        Returns:
+            One number per weight. With `group` over 1, the gradients of the images of a group are added up first.
+        """
         order = torch.randperm(len(task.train), generator=generator(self.net.seed, "importance", task.index))
         order = order[: self.samples or None].to(task.train.y.device)
-        for groups in self._groups(task.train, order):
-            for name, gradients in gradient_per_group(squared_norm, weights, groups).items():
-                total[name] += gradients.abs().sum(0)
-        return values(list(total.values())) / len(order)
-
-    def _groups(self, split: Split, order: Tensor) -> Iterator[Tensor]:
-        """Yield the images in groups whose gradients are added up, as many groups at a time as fit into memory: (groups,
-        images, *shape). The last group may be smaller."""
-        at_a_time = max(1, min(NUMBERS // max(1, len(self.importance)), EXAMPLES // self.group))
-        for index in torch.split(order, at_a_time * self.group):
-            x = split.inputs(index)
-            complete = len(x) // self.group
-            rest = complete * self.group
-            if complete:
-                yield x[:rest].reshape(complete, self.group, *x.shape[1:])
-            if rest < len(x):
-                yield x[None, rest:]
+        weights = list(self._weights().values())
+        three = task.train.inputs(order[[0, len(order) // 2, -1]])
+        sums = SumOfSizes(self.eval(), task.index, weights, squared_norm, [three], size=torch.abs, group=self.group)
+        totals = [torch.zeros_like(p) for p in weights]
+        for part in torch.split(order, sums.rows):
+            for total, found in zip(totals, sums(task.train.inputs(part)), strict=True):
+                total += found
+        return values(totals) / len(order)
 
 
-def gradient_per_group(function: Callable[[Named, Tensor], Tensor], weights: Named, groups: Tensor) -> Named:
-    """Return the gradients of a function for every group, each (groups, *shape of the weight).
-
-    They are computed by vmap, or one after the other if the network has an operation that vmap does not support.
-    """
-    try:
-        gradients: Named = vmap(grad(function), in_dims=(None, 0))(weights, groups)
-        return gradients
-    except RuntimeError:
-        leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
-        with torch.enable_grad():
-            found = [torch.autograd.grad(function(leaves, x), list(leaves.values()), materialize_grads=True) for x in groups]
-        return {name: torch.stack(each) for name, each in zip(weights, zip(*found, strict=True), strict=True)}
+def squared_norm(logits: Tensor) -> Tensor:
+    """Return the squared norm of every row."""
+    return logits.square().sum(1)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hatrack.methods.fit import Fit, FitResult
 from hatrack.methods.method import Method, used_modules
+from hatrack.methods.parts.on_host import OnHost
 from hatrack.methods.parts.snapshot import Snapshot
 from hatrack.methods.parts.stages import Stage, stages, training_only
 from hatrack.networks.heads import grouped
@@ -87,6 +88,7 @@ class PathNet(Method):
         self.register_buffer("paths", rows)
         self.learning = -1  # the task being learned
         self.path: list[list[int]] = []  # the path that it is trained on at present
+        self.read_paths = OnHost()
         self.grow()
 
     @torch.no_grad()
@@ -114,9 +116,9 @@ class PathNet(Method):
             return grouped(self, x, task)
         self.net.check_task_id(task)
         # A task that is not learned yet uses the first module of every layer.
-        path = self.path if task == self.learning else self.paths[task].clamp(min=0).tolist()
+        path = self.path if task == self.learning else self.read_paths(self.paths)[task]
         for choice, genes in zip(self.choices, path, strict=True):
-            x = choice(x, genes)
+            x = choice(x, [max(0, gene) for gene in genes])
         return self.heads[task](x)  # type: ignore[no-any-return]
 
     # Learning
@@ -166,13 +168,17 @@ class PathNet(Method):
         two = [
             Candidate(random_path(len(self.pattern), self.active, self.count, source), LRSchedule(regime)) for _ in range(2)
         ]
-        winner, lowest, best = 0, math.inf, Snapshot(self)
+        winner, lowest = 0, math.inf
+        best: dict[nn.Module, Snapshot] = {}  # what was trained so far, as it was in the best state; the rest is as then
         for first in range(0, rounds * epochs, epochs):
             for k, candidate in enumerate(two):
-                loss = self._train(candidate, frozen, task, fit, range(first, first + epochs))
+                parts = self._trained(candidate, frozen, task)
+                best |= {part: Snapshot(part) for part in parts if part not in best}
+                loss = self._train(candidate, parts, task, fit, range(first, first + epochs))
                 if loss < lowest:
-                    winner, lowest, best = k, loss, Snapshot(self)
-            best.restore(self)
+                    winner, lowest, best = k, loss, {part: Snapshot(part) for part in best}
+            for part, snapshot in best.items():
+                snapshot.restore(part)
             if two[winner].schedule.finished:
                 break
             path = two[winner].path
@@ -180,11 +186,14 @@ class PathNet(Method):
             two[1 - winner].schedule.lr = two[winner].schedule.lr
         return two[winner].path
 
-    def _train(self, candidate: Candidate, frozen: set[tuple[int, int]], task: Task, fit: Fit, epochs: range) -> float:
-        """Train the free modules of a path. Return its validation loss, or its training loss without validation data."""
+    def _trained(self, candidate: Candidate, frozen: set[tuple[int, int]], task: Task) -> list[nn.Module]:
+        """Return what a candidate trains: the head of the task, and the free modules of its path."""
+        places = {(layer, gene) for layer, genes in enumerate(candidate.path.tolist()) for gene in genes}
+        return [self.heads[task.index], *(self.part(*place) for place in sorted(places - frozen))]
+
+    def _train(self, candidate: Candidate, parts: list[nn.Module], task: Task, fit: Fit, epochs: range) -> float:
+        """Train these parts of a path. Return its validation loss, or its training loss without validation data."""
         self.path = candidate.path.tolist()
-        free = {(layer, gene) for layer, genes in enumerate(self.path) for gene in genes} - frozen
-        parts = [self.heads[task.index], *(self.part(*place) for place in free)]
         with training_only(self, [p for part in parts for p in part.parameters()]):
             lr = candidate.schedule.start(epochs.start)
             # The state of the optimizer is not kept: it would be that of the other candidate.

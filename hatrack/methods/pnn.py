@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method, used_modules
+from hatrack.methods.parts.on_host import OnHost
 from hatrack.methods.parts.stages import Stage, layer_like, stages, training_only
 from hatrack.networks.heads import grouped
 from hatrack.networks.initial_weights import initialise
@@ -99,6 +100,7 @@ class PNN(Method):
         self.columns = nn.ModuleList()  # in the order of learning
         self.heads = nn.ModuleList()  # one per task
         self.register_buffer("owned", torch.zeros(0, dtype=torch.int64, device=net.example.device))
+        self.read_owned = OnHost()
         self.learning = self.column = -1  # the task being learned and its column; set by `learn_task`
         self.grow()
 
@@ -157,8 +159,8 @@ class PNN(Method):
         """Return the number of the column of a task; that of the next column, if the task is not learned yet."""
         if task == self.learning:
             return self.column
-        own = int(self.owned[task])
-        return own if own >= 0 else int(self.owned.max()) + 1
+        owned: list[int] = self.read_owned(self.owned)
+        return owned[task] if owned[task] >= 0 else max(owned) + 1
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         if isinstance(task, Tensor):

@@ -19,6 +19,7 @@ from hatrack.methods.divergence import NOT_THE_RATE, Diverged
 from hatrack.methods.evaluate import Evaluation
 from hatrack.methods.fit import EpochResult, FitResult
 from hatrack.methods.method import Method
+from hatrack.methods.parts.snapshot import copy_trained
 from hatrack.regime import LRSchedule, Regime
 from hatrack.seeds import generator, seeded
 from hatrack.tasks.batches import count_batches, split_batches
@@ -157,7 +158,7 @@ class FitLoop:
         self.result.epochs.append(EpochResult(self.schedule.lr, loss, *(score or (None, None))))
         better = self.schedule.end(loss if score is None else score.loss)
         if better and score is not None and self.regime.restore:
-            self.best = {key: value.clone() for key, value in self.method.state_dict().items()}
+            self.best = copy_trained(self.method)
         if better or not self.best:
             self.result.best = number
 

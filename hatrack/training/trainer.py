@@ -17,6 +17,7 @@ from hatrack.methods.divergence import Diverged
 from hatrack.methods.evaluate import Evaluation
 from hatrack.methods.fit import EpochResult, FitResult, LearnResult
 from hatrack.methods.method import Method
+from hatrack.methods.parts.snapshot import copy_trained
 from hatrack.options import choose
 from hatrack.regime import Regime
 from hatrack.seeds import derive
@@ -143,7 +144,7 @@ class Trainer:
     ) -> FitResult:
         """Fit; if that diverges and the regime says so, start again with half the learning rate."""
         regime = replace(self.regime.at(task.index), **changes)
-        before = {key: value.clone() for key, value in method.state_dict().items()}
+        before = copy_trained(method)
         saved = self.checkpointer.next_fit() if self.checkpointer else None
         halved = int(saved[1]["fitted"]["halved"]) if saved else 0
         while True:

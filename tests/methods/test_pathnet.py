@@ -142,6 +142,47 @@ def test_the_best_path_ever_wins_with_the_weights_it_had_then():
     assert method.paths[1:].unique().tolist() == [-1]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_after_every_generation_all_weights_are_those_of_the_best_fit(seed):
+    """Compared with copies of the whole state, kept by a fit that changes all that it may."""
+    draw = torch.Generator().manual_seed(seed)
+    losses, starts, ends = torch.rand(40, generator=draw).tolist(), [], []
+
+    def loss(number):
+        starts.append(state(method))
+        with torch.no_grad():
+            for parameter in method.parameters():
+                if parameter.requires_grad:
+                    parameter.normal_(generator=draw)
+        ends.append(state(method))
+        return [losses[number]]
+
+    method = make(generations=20, mutations=3.0)
+    play(loss, method, epochs=20)
+    assert len({str(kept["choices.0.parts.0.layer.weight"].tolist()) for kept in ends}) > 2
+    for number in range(2, 41, 2):
+        best = ends[min(range(number), key=lambda k: losses[k])]
+        now = starts[number] if number < 40 else state(method)
+        keys = [key for key in now if key.startswith("choices." if number < 40 else ("choices.", "heads."))]
+        assert all(torch.equal(now[key], best[key]) for key in keys)
+
+
+def test_a_forward_pass_reads_the_paths_once(monkeypatch):
+    """A forward pass that reads from the device can't be recorded; a changed path is read again."""
+    reads, tolist = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: reads.append(tensor.shape) or tolist(tensor))
+    method = make().eval()
+    x = torch.rand(2, 1, 4, 4)
+    with torch.no_grad():
+        first = [method(x, 0) for _ in range(3)]
+        assert len(reads) == 1
+        method.paths[0] = 1
+        other = method(x, 0)
+        assert len(reads) == 2
+    assert torch.equal(first[0], first[2])
+    assert not torch.equal(first[0], other)
+
+
 def test_a_path_counts_by_the_epoch_whose_weights_it_keeps():
     script = [[0.3, 0.9], [0.5, 0.4]]
     method, calls = play(lambda number: script[number], make(generations=1), epochs=2)

@@ -1,4 +1,4 @@
-"""A copy of a module's state, kept as buffers: it is part of checkpoints but is not trained."""
+"""Copies of a module's state: all of it, kept as buffers (part of checkpoints but not trained), or what a fit may change."""
 
 import torch
 from torch import Tensor, nn
@@ -22,3 +22,17 @@ class Snapshot(nn.Module):
         saved: list[Tensor] = list(self.buffers())
         for value, old in zip(module.state_dict().values(), saved, strict=True):
             value.copy_(old)
+
+
+def copy_trained(module: nn.Module) -> dict[str, Tensor]:
+    """Return copies of all tensors of the module's state that a fit may change, by name.
+
+    These are the buffers and the parameters that require gradients; the others, such as the columns of finished tasks in a
+    network that grows, would only take time and memory.
+    """
+    state = module.state_dict(keep_vars=True)
+    return {
+        name: value.detach().clone()
+        for name, value in state.items()
+        if value.requires_grad or not isinstance(value, nn.Parameter)
+    }
