@@ -121,18 +121,31 @@ def test_several_data_sets_are_evaluated_as_one_by_one(name):
     assert method.training
 
 
+def meta(tasks):
+    """Tasks on the meta device, where tensors have no values: to read one is an error."""
+    return [task.test for task in all_to_device(tasks, "meta")]
+
+
 def test_nothing_is_read_before_all_data_sets_are_done():
-    """On the meta device, where tensors have no values, reading any of them would be another error."""
-    tasks = all_to_device(toy_tasks(3, test=2500), "meta")
+    splits = meta(toy_tasks(3, test=2500))
     method = Method(Network(nn.Sequential(nn.Flatten(), nn.Linear(16, 8)), [3] * 3, torch.zeros(2, 1, 4, 4))).to("meta")
     batches = []
     method.net.trunk.register_forward_hook(lambda *call: batches.append(len(call[2])))
     with pytest.raises(ReadBackError):
-        Evaluations(method, [task.test for task in tasks], wait=stop_here)()
+        Evaluations(method, splits, wait=stop_here)()
     assert batches == [1000, 1000, 500] * 3
     with pytest.raises(ReadBackError):
-        without_task_ids(method, [task.test for task in tasks], range(3), wait=stop_here)
+        without_task_ids(method, splits, range(3), wait=stop_here)
     assert batches == [1000, 1000, 500] * 6
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("frozen", "random", "pathnet", "pnn")])
+def test_methods_whose_evaluation_reads_nothing(name):
+    """The others read the path, the column or the guess of a task, `frozen` whether a task was learned."""
+    tasks = toy_tasks(2)
+    method = make(name, tasks).to("meta").eval()
+    with pytest.raises(ReadBackError):
+        Evaluations(method, meta(tasks), wait=stop_here)()
 
 
 def test_what_is_recorded_per_data_set_and_forgotten():
