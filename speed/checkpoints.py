@@ -1,7 +1,8 @@
 """What saved states cost a run of AlexNet-HAT on the CPU: python -m speed.checkpoints [--epochs 2] [--rounds 1].
 
-First each kind of save by itself; then runs with and without saved states in turns (processor time of one thread, which
-other work on the machine hardly disturbs), and the share of a run's time that its saves take, the disk's time included.
+First each kind of save by itself: how long the loop waits, and how long it takes until a thread has written it. Then runs
+with and without saved states in turns (processor time of the main thread and its helpers), and the share of a run's time for
+which its saves hold it up.
 The runs are `hatrack run digits-and-clothes hat --network alexnet --data sample`, cut short.
 """
 
@@ -23,13 +24,14 @@ MINUTES = 5.0  # the default of --save-every
 LIMIT = 0.02  # of the run time
 
 
-def seconds(work: Callable[[], object], times: int = 5) -> float:
-    """The median."""
+def seconds(work: Callable[[], object], times: int = 5, then: Callable[[], object] = lambda: None) -> float:
+    """The median; `then` is called after every turn and not counted."""
     found = []
     for _ in range(times):
         start = time.perf_counter()
         work()
         found.append(time.perf_counter() - start)
+        then()
     return statistics.median(found)
 
 
@@ -43,16 +45,21 @@ def single(spec: Run, folder: Path) -> dict[str, tuple[float, float]]:
     def megabytes() -> float:
         return max(file.stat().st_size for file in checkpointer.folder.iterdir()) / 1e6
 
+    def note(name: str, save: Callable[[], None]) -> None:
+        found[name] = seconds(save, then=checkpointer.wait), megabytes()
+        found[f"{name}, on the disk"] = seconds(lambda: (save(), checkpointer.wait())), megabytes()
+
     def fit(method: Method, task: Task, **how: Any) -> None:
         loop = trainer.start(method, task, **how)
         start = time.perf_counter()
         loop.epoch()  # from now on it has a best state, which is saved as well
         found["a step"] = (time.perf_counter() - start) / len(loop.losses), 0.0
         found["after a step, if nothing is saved"] = seconds(lambda: checkpointer.after_step(loop), 10_000), 0.0
-        found["a fit under way"] = seconds(lambda: checkpointer.save_fit(loop)), megabytes()
+        note("a fit under way", lambda: checkpointer.save_fit(loop))
         checkpointer.begin_task(2, method, trainer, {})
-        found["the beginning of a task"] = seconds(lambda: checkpointer.begin_task(2, method, trainer, {})), megabytes()
-        found["the end of a fit"] = seconds(lambda: checkpointer.save_fit(loop, ended=True)), megabytes()
+        checkpointer.wait()
+        note("the beginning of a task", lambda: checkpointer.begin_task(2, method, trainer, {}))
+        note("the end of a fit", lambda: checkpointer.save_fit(loop, ended=True))
 
     method.learn(tasks[1], fit)
     return found

@@ -75,10 +75,10 @@ def cifar100_20(
 
 def _tasks(groups: Sequence[Group], transform: Transform, valid: float, augment: bool, seed: int) -> list[Task]:
     """Return one task per group of labels."""
-    sources.require(*sorted({name for name, _ in groups}))
+    loaded = sources.load_all(sorted({name for name, _ in groups}))
     made = []
     for k, (name, labels) in enumerate(groups):
-        made.append(labels_as_task(sources.load(name), labels, k, f"{name} {_span(labels)}", transform, valid, seed))
+        made.append(labels_as_task(loaded[name], labels, k, f"{name} {_span(labels)}", transform, valid, seed))
     return augmented(made) if augment else made
 
 

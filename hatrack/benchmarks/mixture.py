@@ -62,12 +62,12 @@ def digits_and_clothes(seed: int = 0, *, data: Data = "full", valid: Valid = 0.1
     """Six tasks that alternate between three digits of MNIST and three kinds of clothes of Fashion-MNIST."""
     check(digits_and_clothes, locals())
     kinds = {"digits": ("mnist", MEAN, STD), "clothes": ("fashion-mnist", 0.2860, 0.3530)}
-    sources.require("mnist", "fashion-mnist", data=data)
+    loaded = sources.load_all(["mnist", "fashion-mnist"], data)
     tasks: list[Task] = []
     for group in (range(3), range(3, 6), range(6, 9)):
         for kind, (name, mean, std) in kinds.items():
             transform, title = normalisation((1, 28, 28), mean, std), f"{kind} {group[0]}-{group[-1]}"
-            tasks.append(labels_as_task(sources.load(name, data), group, len(tasks), title, transform, valid, seed))
+            tasks.append(labels_as_task(loaded[name], group, len(tasks), title, transform, valid, seed))
     return tasks
 
 
@@ -106,12 +106,12 @@ def norm_of(images: Tensor, transform: Transform) -> Norm:
 
 def _whole_sets(names: Sequence[str], valid: float, augment: bool, seed: int) -> list[Task]:
     """Return one task per set, in the random order of the seed."""
-    sources.require(*names)
+    loaded = sources.load_all(names)
     order = np.arange(len(names))
     np.random.RandomState(seed).shuffle(order)
     tasks = []
     for k, name in enumerate(names[number] for number in order.tolist()):
-        source = sources.load(name)
+        source = loaded[name]
         transform = colour_transform(source.train[0].shape[1:], NORMS[name])
         tasks.append(Task.build(k, name, source.classes, source.train, source.test, transform, valid=valid, seed=seed))
     return augmented(tasks) if augment else tasks

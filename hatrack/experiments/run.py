@@ -22,7 +22,7 @@ from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, T
 from hatrack.experiments.run_folder import RunFolder, unfinished
 from hatrack.experiments.spec import Run as Run
 from hatrack.methods.divergence import Diverged
-from hatrack.methods.evaluate import Evaluation, Score, without_task_id
+from hatrack.methods.evaluate import Evaluations, without_task_ids
 from hatrack.methods.fit import FitResult
 from hatrack.methods.method import Method
 from hatrack.tasks.split import Split
@@ -144,6 +144,7 @@ def stopped_runs(out: Path, own: Collection[str] = ()) -> tuple[list[Run], list[
 
 def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: float) -> Record:
     rows: dict[str, list[Any]] = {name: [] for name in ("before", "tests", "trains", "seconds", "usage")}
+    tests, trains = [task.test for task in tasks], [_some(task.train, spec.train_examples) for task in tasks]
     spent, start = 0.0, 0
     checkpointer = trainer.checkpointer
     saved = checkpointer.resume(method, trainer) if checkpointer else None
@@ -153,20 +154,21 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
         for task in tasks[:start]:
             method.restore_data(task)
     else:
-        rows["before"] = [_score(method, task.test).accuracy for task in tasks]
+        rows["before"] = [score.accuracy for score in Evaluations(method, tests, wait=wait_for_gpu)()]
     for task in tasks[start:]:
         if checkpointer and not (saved and task.index == start):  # else its beginning is saved already
             measured = {**rows, "spent": spent + time.perf_counter() - began}
             checkpointer.begin_task(task.index, method, trainer, measured)
             if stopping.is_set():
+                checkpointer.wait()
                 raise Stopped(f"stopped before task {task.name!r}, and saved")
         watch = time.perf_counter()
         method.learn(task, trainer)
         rows["seconds"].append(time.perf_counter() - watch)
         rows["usage"].append(method.usage())
-        rows["tests"].append([_score(method, other.test) for other in tasks])
-        rows["trains"].append([_score(method, _some(other.train, spec.train_examples)) for other in tasks])
-    everything = range(len(tasks))
+        scores = Evaluations(method, [*tests, *trains], wait=wait_for_gpu)()
+        rows["tests"].append(scores[: len(tasks)])
+        rows["trains"].append(scores[len(tasks) :])
     record = Record(
         name=spec.name,
         spec=Spec.from_dict(spec.spec),
@@ -176,16 +178,14 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
         accuracy=[[accuracy for _, accuracy in row] for row in rows["tests"]],
         loss=[[loss for loss, _ in row] for row in rows["tests"]],
         train_loss=[[loss for loss, _ in row] for row in rows["trains"]],
-        without_task_id=[without_task_id(method, task.test, everything) for task in tasks],
+        without_task_id=without_task_ids(method, tests, range(len(tasks)), wait=wait_for_gpu),
         curves=[_curve(result) for result in trainer.fits],
         usage=rows["usage"],
         seconds=Seconds(total=spent + time.perf_counter() - began, learn=rows["seconds"]),
     )
+    if checkpointer:
+        checkpointer.wait()
     return Record.from_dict(record.to_dict())  # with None for numbers that are not finite, as a record that was loaded
-
-
-def _score(method: Method, split: Split) -> Score:
-    return Evaluation(method, split, wait=wait_for_gpu)()
 
 
 def _curve(result: FitResult) -> Curve:

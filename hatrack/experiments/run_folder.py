@@ -52,6 +52,7 @@ class RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.checkpointer.close()  # before another process may come in
         if not self.path.exists():
             with suppress(OSError):  # where an open file can't be removed, the lock does it by itself
                 Path(self.lock.lock_file).unlink(missing_ok=True)

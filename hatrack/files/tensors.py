@@ -25,8 +25,16 @@ def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any])
         tensors: tensors by name; they may be on any device.
         metadata: anything that JSON can represent; nan and infinities are allowed.
     """
-    copies = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    text = json.dumps(metadata, allow_nan=True)
+    write_copies(path, host_copies(tensors), json.dumps(metadata, allow_nan=True))
+
+
+def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of tensors in the host's memory, contiguous and none sharing memory with another."""
+    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+
+
+def write_copies(path: Path, copies: dict[str, Tensor], text: str) -> None:
+    """Write a file as `save` does, of what `host_copies` returned and of metadata as JSON. It may run in any thread."""
     write(path, safetensors_of(copies, metadata={"hatrack": text, "digest": digest(copies, text)}))
 
 
@@ -58,7 +66,7 @@ def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
     for name in sorted(tensors):
         t = tensors[name].detach().cpu().contiguous()
         found.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
-        found.update(t.reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"")
+        found.update(t.reshape(-1).view(torch.uint8).numpy().data if t.numel() else b"")
     return found.hexdigest()
 
 

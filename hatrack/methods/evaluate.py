@@ -1,6 +1,7 @@
 """The loss and the accuracy of a method on a data set, with and without a task id."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,11 +10,15 @@ from torch.nn import functional as F
 
 from hatrack.methods.method import Method
 from hatrack.methods.modes import evaluation_mode
+from hatrack.networks.network import Network
 from hatrack.tasks.device import split_to_device
 from hatrack.tasks.split import Split
 from hatrack.tasks.task import Task
 
 BATCH = 1000  # images per forward pass
+LARGE = 2**25  # bytes of images per forward pass on a GPU: 10,699 of 28 x 28 pixels, 2,730 of 3 x 32 x 32
+
+Wrap = Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]
 
 
 class Score(NamedTuple):
@@ -36,6 +41,8 @@ class Evaluation:
         split: the data set, on the device of the method.
         wrap: applied once to the function that adds up a batch; a trainer records it here.
         wait: called before the result is read from the device.
+        batch: images per forward pass.
+        total: where loss and correct answers are added up, (2,) in float64; None: a new tensor.
     """
 
     def __init__(
@@ -43,12 +50,14 @@ class Evaluation:
         method: Method,
         split: Split,
         *,
-        wrap: Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]] | None = None,
+        wrap: Wrap | None = None,
         wait: Callable[[], None] | None = None,
+        batch: int = BATCH,
+        total: Tensor | None = None,
     ) -> None:
         self.method, self.split, self.wait = method, split, wait
-        self.total = torch.zeros(2, dtype=torch.float64, device=split.y.device)
-        self.batches = torch.split(torch.arange(len(split), device=split.y.device), BATCH)
+        self.total = torch.zeros(2, dtype=torch.float64, device=split.y.device) if total is None else total
+        self.batches = torch.split(torch.arange(len(split), device=split.y.device), batch)
         self.add: Callable[[Tensor], Tensor] = wrap(self._add) if wrap else self._add
 
     def _add(self, index: Tensor) -> Tensor:
@@ -64,16 +73,79 @@ class Evaluation:
         """Return mean cross-entropy and accuracy, in evaluation mode; the device is waited for once."""
         self.total.zero_()
         with evaluation_mode(self.method):
-            for index in self.batches:
-                self.add(index)
+            self.add_all()
         if self.wait:
             self.wait()
         loss, right = (self.total / max(1, len(self.split))).tolist()
         return Score(loss, right)
 
+    def add_all(self) -> None:
+        """Add all batches to the total. Nothing is read from the device."""
+        for index in self.batches:
+            self.add(index)
+
     def forget_recording(self) -> None:
         """Free the memory of what `wrap` recorded."""
         self.add = self._add
+
+
+class Evaluations:
+    """Evaluates a method on several data sets, as often as it is called. All totals are read from the device at once.
+
+    On a CPU the scores are those of `evaluate`, bit for bit; on a GPU they are the same but for rounding, since more images
+    make a batch (`images_per_batch`).
+
+    Args:
+        method: the method.
+        splits: the data sets, on the device of the method.
+        wrap: applied once per data set to the function that adds up a batch, to record it. That pays if the object is called
+            many times; for one call the first, eager calls and the recording cost more than they save.
+        wait: called before the results are read from the device.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        splits: Sequence[Split],
+        *,
+        wrap: Wrap | None = None,
+        wait: Callable[[], None] | None = None,
+    ) -> None:
+        self.method, self.wait = method, wait
+        self.totals = torch.zeros(len(splits), 2, dtype=torch.float64, device=method.net.example.device)
+        self.parts = []
+        for split, total in zip(splits, self.totals, strict=True):
+            own = None if split.on_host else wrap  # a recording can't gather images in the host's memory
+            self.parts.append(Evaluation(method, split, wrap=own, batch=images_per_batch(split), total=total))
+
+    @torch.no_grad()
+    def __call__(self) -> list[Score]:
+        """Return mean cross-entropy and accuracy on every data set, in evaluation mode."""
+        self.totals.zero_()
+        with evaluation_mode(self.method):
+            for part in self.parts:
+                part.add_all()
+        if self.wait:
+            self.wait()
+        found = zip(self.totals.tolist(), self.parts, strict=True)
+        return [Score(*(value / max(1, len(part.split)) for value in total)) for total, part in found]
+
+    def forget_recordings(self) -> None:
+        """Free the memory of what `wrap` recorded."""
+        for part in self.parts:
+            part.forget_recording()
+
+
+def images_per_batch(split: Split) -> int:
+    """Return how many images of a data set make one forward pass of an evaluation.
+
+    On a GPU small batches would leave it waiting for Python, so that there a batch has up to LARGE bytes of images, and all
+    batches of the data set have about the same size. On a CPU larger batches are no faster.
+    """
+    if split.y.device.type != "cuda":
+        return BATCH
+    most = max(BATCH, LARGE // (4 * math.prod(split.transform.shape)))
+    return max(1, math.ceil(len(split) / math.ceil(max(1, len(split)) / most)))
 
 
 def evaluate(method: Method, split: Split) -> Score:
@@ -100,7 +172,6 @@ def evaluate(method: Method, split: Split) -> Score:
     return Evaluation(method, split_to_device(split, method.net.example.device))()
 
 
-@torch.no_grad()
 def without_task_id(method: Method, split: Split, tasks: Sequence[int]) -> float:
     """Return the accuracy if it is unknown which of `tasks` an example belongs to: the class with the largest logit wins.
 
@@ -110,18 +181,62 @@ def without_task_id(method: Method, split: Split, tasks: Sequence[int]) -> float
         method: the method.
         split: the data set of one task; it is brought to the device of the method.
         tasks: the numbers of the tasks to choose from.
+
+    Returns:
+        The share of the examples whose task and class are both found.
     """
-    split = split_to_device(split, method.net.example.device)
-    assert isinstance(split.task, int)
-    right = torch.zeros((), dtype=torch.int64, device=split.y.device)
+    return without_task_ids(method, [split], tasks)[0]
+
+
+@torch.no_grad()
+def without_task_ids(
+    method: Method, splits: Sequence[Split], tasks: Sequence[int], *, wait: Callable[[], None] | None = None
+) -> list[float]:
+    """Return what `without_task_id` returns, for several data sets; the results are read from the device at once.
+
+    Args:
+        method: the method.
+        splits: a data set per task; they are brought to the device of the method.
+        tasks: the numbers of the tasks to choose from.
+        wait: called before the results are read from the device.
+
+    Returns:
+        One accuracy per data set.
+    """
+    device = method.net.example.device
+    right = torch.zeros(len(splits), dtype=torch.int64, device=device)
     with evaluation_mode(method):
-        for index in torch.split(torch.arange(len(split), device=split.y.device), BATCH):
-            x, y = split.inputs(index), split.y[index]
-            best = [method(x, task).max(1) for task in tasks]  # (value, class) per task
-            winner = torch.stack([value for value, _ in best]).argmax(0)
-            answer = torch.stack([label for _, label in best]).gather(0, winner[None])[0]
-            same = answer == y
-            if not method.net.shared:
-                same &= winner == list(tasks).index(split.task)
-            right += same.sum()
-    return right.item() / len(split)
+        for count, split in zip(right, splits, strict=True):
+            split = split_to_device(split, device)
+            for index in torch.split(torch.arange(len(split), device=device), images_per_batch(split)):
+                count += _found_both(method, split, index, tasks).sum()
+    if wait:
+        wait()
+    return [count / len(split) for count, split in zip(right.tolist(), splits, strict=True)]
+
+
+def _found_both(method: Method, split: Split, index: Tensor, tasks: Sequence[int]) -> Tensor:
+    """Return for each of some examples whether the largest logit of all tasks is that of its own task and class."""
+    assert isinstance(split.task, int)
+    best = [logits.max(1) for logits in _logits(method, split.inputs(index), tasks)]  # (value, class) per task
+    winner = torch.stack([value for value, _ in best]).argmax(0)
+    answer = torch.stack([label for _, label in best]).gather(0, winner[None])[0]
+    same = answer == split.y[index]
+    return same if method.net.shared else same & (winner == list(tasks).index(split.task))
+
+
+def _logits(method: Method, x: Tensor, tasks: Sequence[int]) -> Iterator[Tensor]:
+    """Yield the logits of several tasks. The trunk runs once if the features do not depend on the task."""
+    if not _has_common_features(method):
+        yield from (method(x, task) for task in tasks)
+        return
+    method.make_room()
+    features = method.net.trunk(x)
+    yield from (method.net.head(features, task) for task in tasks)
+
+
+def _has_common_features(method: Method) -> bool:
+    """Return whether a method's forward is `Method.forward`, on a `Network` as it is: a head of the trunk's features."""
+    changed = any("forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks for part in (method, method.net))
+    kind, net = type(method), type(method.net)
+    return not changed and kind.forward is Method.forward and kind.__call__ is Method.__call__ and net is Network

@@ -3,10 +3,17 @@
 In a folder lie task-T (the state in which task T began, and what was measured before it) and fit-T-N-0 and -1 (the last two
 states of the N-th fit of that task, or its end). To resume, `learn` is called again on the state in which the task began; a
 fit that had ended returns at once, the one that was interrupted continues from its last save.
+
+A save copies the state to the host's memory; a thread writes the copy to the disk while training goes on. One write is under
+way at a time: the next save, a stop and the end of the run wait for it, and its error is raised there.
 """
 
+import json
 import threading
 import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +25,7 @@ from hatrack.files import tensors as tensor_files
 from hatrack.files.atomic import flush_names
 from hatrack.methods.method import Method
 from hatrack.networks.preprocessing import current_name
+from hatrack.training.background import Background
 from hatrack.training.checkpoint_schema import check_metadata
 
 if TYPE_CHECKING:
@@ -49,20 +57,21 @@ class Checkpointer:
         self.task, self.fit, self.saves = 0, -1, 0
         self.last = time.monotonic()
         self.notes: list[str] = []  # what was wrong with files that were passed over
+        self.writer = Background()
 
     # Tasks
 
     def begin_task(self, task: int, method: Method, trainer: "Trainer", rows: dict[str, Any]) -> None:
         """Save the state in which a task begins, with all that was measured so far."""
+        self.wait()
         self.task, self.fit = task, -1
+        _remove(
+            self.folder.glob(f"fit-{task}-*.safetensors")
+        )  # of another process, whose beginning of this task was damaged
         tensors = {f"method/{key}": value for key, value in method.state_dict().items()}
         carried, metadata = trainer.state(method)
         metadata |= {"task": task, "rows": rows, "history": list(method.history.items())}
-        self._write(self._task_file(task), {**tensors, **carried}, metadata)
-        self.last = time.monotonic()
-        for file in self.folder.glob("*.safetensors"):  # of this task and the one before, the beginnings stay
-            if file not in (self._task_file(task), self._task_file(task - 1)):
-                file.unlink()
+        self._start_write(self._task_file(task), {**tensors, **carried}, metadata, partial(self._remove_before, task))
 
     def resume(self, method: Method, trainer: "Trainer") -> dict[str, Any] | None:
         """Go back to the beginning of the task that was interrupted.
@@ -102,25 +111,35 @@ class Checkpointer:
 
     def save_fit(self, loop: "FitLoop", *, ended: bool = False) -> None:
         """Save a fit in place of the last state but one."""
+        self.wait()
         tensors, metadata = loop.state()
         if ended:  # the best state is in the method now
             spare = ("best/",) if loop.regime.keep_state else ("best/", "optimizer/")
             tensors = {key: value for key, value in tensors.items() if not key.startswith(spare)}
         self.saves += 1
-        self._write(self._fit_file(self.saves % 2), tensors, {**metadata, "saves": self.saves, "ended": ended})
-        if ended:  # no later state will come
-            self._fit_file((self.saves + 1) % 2).unlink(missing_ok=True)
-        self.last = time.monotonic()
+        older = [self._fit_file((self.saves + 1) % 2)] if ended else []  # no later state will take its place
+        metadata = {**metadata, "saves": self.saves, "ended": ended}
+        self._start_write(self._fit_file(self.saves % 2), tensors, metadata, partial(_remove, older))
 
     def after_step(self, loop: "FitLoop") -> None:
         """Save if it is time to, or if the run was asked to stop."""
         if stopping.is_set():
             self.save_fit(loop)
+            self.wait()
             raise Stopped(f"stopped in task {loop.task.name!r}, epoch {len(loop.result.epochs) + 1}, and saved")
-        if time.monotonic() - self.last > self.seconds:
+        if self.writer.failed or time.monotonic() - self.last > self.seconds:
             self.save_fit(loop)
 
     # Files
+
+    def wait(self) -> None:
+        """Wait until the last state is on the disk; raise a ValueError if it can't be written."""
+        self.writer.wait()
+
+    def close(self) -> None:
+        """Wait until nothing is being written. An error is dropped: the run has ended for another reason."""
+        with suppress(ValueError, OSError):
+            self.wait()
 
     def _task_file(self, task: int) -> Path:
         return self.folder / f"task-{task}.safetensors"
@@ -134,13 +153,20 @@ class Checkpointer:
             self.folder.mkdir(parents=True, exist_ok=True)
             flush_names(self.folder.parent)
 
-    def _write(self, path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    def _start_write(
+        self, path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any], then: Callable[[], None]
+    ) -> None:
+        """Copy a state and start to write it; when it is on the disk, call `then`."""
         self.make_folder()
         about = {"format": FORMAT, "hatrack": __version__, "spec": self.spec}
-        try:
-            tensor_files.save(path, tensors, {**about, **metadata})
-        except OSError as error:
-            raise ValueError(f"can't save to {path}: {error.strerror}; what was saved before is still there") from None
+        copies, text = tensor_files.host_copies(tensors), json.dumps({**about, **metadata}, allow_nan=True)
+        self.writer.start(partial(_write, path, copies, text, then))
+        self.last = time.monotonic()
+
+    def _remove_before(self, task: int) -> None:
+        """Remove what is older than a task. Its beginning stays, and that of the task before it."""
+        kept = (self._task_file(task), self._task_file(task - 1))
+        _remove(file for file in self.folder.glob("*.safetensors") if file not in kept)
 
     def _read(self, path: Path) -> State | None:
         """Read a state; None, with a note, if it can't be used (an older one may)."""
@@ -162,6 +188,19 @@ class Checkpointer:
             self.notes.append(f"{path} is no state of a run: {error}")
             return None
         return {current_name(name): value for name, value in tensors.items()}, metadata
+
+
+def _write(path: Path, copies: dict[str, Tensor], text: str, then: Callable[[], None]) -> None:
+    try:
+        tensor_files.write_copies(path, copies, text)
+    except OSError as error:
+        raise ValueError(f"can't save to {path}: {error.strerror}; what was saved before is still there") from None
+    then()
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

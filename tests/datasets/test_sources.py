@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 import tracemalloc
 import zipfile
@@ -26,7 +27,7 @@ from hatrack.datasets import cache, download, images, matfile
 from hatrack.datasets.archives import READERS
 from hatrack.datasets.catalog import SETS
 from hatrack.datasets.idx import read_idx
-from hatrack.datasets.sources import load, read_arrays, require
+from hatrack.datasets.sources import BLOCK, load, load_all, read_arrays, require
 from tests.helpers import archives
 from tests.helpers.publishing import assert_same
 
@@ -503,6 +504,42 @@ def test_colour_sets_and_arrays_in_another_order(folder):
     folder.mkdir()
     np.savez(folder / "cifar10.npz", **{key: np.asfortranarray(array) for key, array in data.items()})
     assert_same(load("cifar10"), data)
+
+
+def test_channels_come_first_however_many_images_there_are(folder):
+    data = archives.arrays("cifar10", 52)  # of each of ten classes
+    assert len(data["x_train"]) > 2 * BLOCK
+    folder.mkdir()
+    np.savez(folder / "cifar10.npz", **data)
+    for part, (x, _) in {"train": load("cifar10").train, "test": load("cifar10").test}.items():
+        assert np.array_equal(x.numpy(), np.moveaxis(data[f"x_{part}"], 3, 1))
+        assert x.is_contiguous()
+
+
+def test_several_sets_are_loaded_at_a_time(folder, monkeypatch):
+    cache.folder().mkdir()
+    sets = {name: archives.arrays(name) for name in ("cifar10", "mnist", "cifar100")}
+    for name, arrays in sets.items():
+        cache.keep(name, arrays, "downloaded")
+    both, verified = threading.Barrier(2, timeout=60), cache.verified
+
+    def two_at_a_time(name):
+        if name != "cifar100":
+            both.wait()  # an error unless another thread comes as well
+        return verified(name)
+
+    monkeypatch.setattr(cache, "verified", two_at_a_time)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    found = load_all(["mnist", "cifar10", "mnist", "cifar100"])
+    assert list(found) == ["mnist", "cifar10", "cifar100"]
+    for name, source in found.items():
+        assert_same(source, sets[name])
+        assert source is load(name)
+    with pytest.raises(FileNotFoundError, match="svhn and gtsrb"):
+        load_all(["mnist", "svhn", "gtsrb"])
+    (folder / "cifar100.npz").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"cifar100\.npz is not a readable data file"):
+        load_all(["mnist", "cifar100", "cifar10"])
 
 
 def test_a_folder_that_can_not_be_written(tmp_path, monkeypatch):

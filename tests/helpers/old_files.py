@@ -80,6 +80,7 @@ def carry_on(folder: Path, spec: dict[str, str], steps: int = 0) -> Record:
         done.append(course.task.index)
         if steps and done.count(1) == steps:
             checkpointer.save_fit(course)
+            checkpointer.wait()
             raise KeyboardInterrupt
 
     checkpointer.after_step = tick

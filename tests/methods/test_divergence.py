@@ -117,6 +117,7 @@ def test_a_diverged_state_is_never_saved(tmp_path):
         method = mine(Bursting, at=5)
         with pytest.raises(Diverged) as caught:
             method.learn(toy_tasks(1)[0], fit)
+        fit.checkpointer.wait()
         said.append(str(caught.value))
     assert said[0] == said[1]
     assert "epoch 2, step 3 of 3" in said[0]
@@ -265,6 +266,7 @@ def test_a_resumed_fit_continues_with_the_halved_rate(tmp_path, monkeypatch):
     def deadly(self, course):
         if course.result.halved == 2 and len(course.result.epochs) == 3 and course.step_index == 5:
             self.save_fit(course)
+            self.wait()
             raise Killed
 
     def fresh():

@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from hatrack import Method, Network, Split, Task, evaluate
-from hatrack.methods.evaluate import Evaluation, without_task_id
+from hatrack import METHODS, Method, Network, Regime, Split, Task, Trainer, evaluate
+from hatrack.methods.evaluate import Evaluation, Evaluations, images_per_batch, without_task_id, without_task_ids
 from hatrack.tasks.arrays import normalisation
+from hatrack.tasks.device import all_to_device
+from tests.helpers.learning import learn, make
+from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 
@@ -93,3 +96,157 @@ def test_mixed_tasks_are_evaluated_by_their_own_heads():
     each = [evaluate(method, t.test) for t in tasks]
     assert mixed.loss == pytest.approx(sum(s.loss for s in each) / 2, rel=1e-6)
     assert mixed.accuracy == pytest.approx(sum(s.accuracy for s in each) / 2)
+
+
+# Several data sets at once
+
+
+class ReadBackError(Exception):
+    """The results were about to be read from the device."""
+
+
+def stop_here():
+    raise ReadBackError
+
+
+@pytest.mark.parametrize("name", quick_and_slow(METHODS))
+def test_several_data_sets_are_evaluated_as_one_by_one(name):
+    tasks = toy_tasks(3, test=1500)  # more than one batch
+    method = make(name, tasks)
+    learn(method, tasks[:2], Trainer(Regime(epochs=1, batch=16)))
+    splits = [split for task in tasks for split in (task.test, task.train)]
+    evaluations = Evaluations(method.train(), splits)
+    for _ in range(2):
+        assert evaluations() == [evaluate(method, split) for split in splits], "in every bit"
+    assert method.training
+
+
+def meta(tasks):
+    """Tasks on the meta device, where tensors have no values: to read one is an error."""
+    return [task.test for task in all_to_device(tasks, "meta")]
+
+
+def test_nothing_is_read_before_all_data_sets_are_done():
+    splits = meta(toy_tasks(3, test=2500))
+    method = Method(Network(nn.Sequential(nn.Flatten(), nn.Linear(16, 8)), [3] * 3, torch.zeros(2, 1, 4, 4))).to("meta")
+    batches = []
+    method.net.trunk.register_forward_hook(lambda *call: batches.append(len(call[2])))
+    with pytest.raises(ReadBackError):
+        Evaluations(method, splits, wait=stop_here)()
+    assert batches == [1000, 1000, 500] * 3
+    with pytest.raises(ReadBackError):
+        without_task_ids(method, splits, range(3), wait=stop_here)
+    assert batches == [1000, 1000, 500] * 6
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("frozen", "random", "pathnet", "pnn")])
+def test_methods_whose_evaluation_reads_nothing(name):
+    """The others read the path, the column or the guess of a task, `frozen` whether a task was learned."""
+    tasks = toy_tasks(2)
+    method = make(name, tasks).to("meta").eval()
+    with pytest.raises(ReadBackError):
+        Evaluations(method, meta(tasks), wait=stop_here)()
+
+
+def test_what_is_recorded_per_data_set_and_forgotten():
+    tasks = toy_tasks(2)
+    method, wrapped = make("sgd", tasks), []
+
+    def wrap(function):
+        wrapped.append(0)
+        number = len(wrapped) - 1
+
+        def counted(index):
+            wrapped[number] += 1
+            return function(index)
+
+        return counted
+
+    on_host = all_to_device(tasks, "cpu", room=0)[1].test
+    assert on_host.on_host
+    evaluations = Evaluations(method, [tasks[0].test, on_host], wrap=wrap)
+    assert evaluations() == evaluations() == [evaluate(method, task.test) for task in tasks]
+    assert wrapped == [2], "not the one whose images are gathered on the host"
+    evaluations.forget_recordings()
+    evaluations()
+    assert wrapped == [2]
+
+
+@pytest.mark.parametrize(("count", "shape", "most"), [(10_000, (1, 28, 28), 10_000), (10_000, (3, 32, 32), 2500),
+                                                      (2731, (3, 32, 32), 1366), (3000, (3, 224, 224), 1000)])  # fmt: skip
+def test_batches_on_a_gpu_are_large_and_even(count, shape, most, monkeypatch):
+    y = torch.zeros(count, dtype=torch.int64)
+    data = Split(torch.empty(0), y, 0, normalisation(shape, 0, 1), y)
+    assert images_per_batch(data) == 1000
+    monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda"))
+    assert images_per_batch(data) == most
+
+
+# Without a task id
+
+
+def plain_loop(method, data, tasks):
+    """A forward pass per task and image by image: how many have the largest logit of all at their task and class."""
+    right = 0
+    for number in range(len(data)):
+        x = data.inputs(torch.tensor([number]))
+        best = [max((value, -label) for label, value in enumerate(method(x, task)[0].tolist())) for task in tasks]
+        winner = max(range(len(tasks)), key=lambda k: (best[k][0], -k))
+        right += -best[winner][1] == data.y[number] and (method.net.shared or tasks[winner] == data.task)
+    return right / len(data)
+
+
+@pytest.mark.parametrize("heads", ["multi", "shared"])
+@pytest.mark.parametrize("name", quick_and_slow([name for name in METHODS if name != "random"]))
+def test_without_a_task_id_every_method_is_as_a_plain_loop(name, heads):
+    if name == "frozen" and heads == "shared":
+        pytest.skip("it needs a head per task")
+    tasks = toy_tasks(3)
+    method = make(name, tasks, heads=heads)
+    learn(method, tasks[:2], Trainer(Regime(epochs=2, batch=16)))
+    found = without_task_ids(method.train(), [task.test for task in tasks], [0, 1, 2])
+    assert method.training
+    method.eval()
+    assert found == [plain_loop(method, task.test, [0, 1, 2]) for task in tasks]
+    assert found == [without_task_id(method, task.test, [0, 1, 2]) for task in tasks]
+    assert 0 < sum(found) < 3
+
+
+def passes_of_the_trunk(method, task, tasks):
+    passes = []
+    handle = method.net.trunk.register_forward_hook(lambda *_: passes.append(1))
+    without_task_id(method, task.test, tasks)
+    handle.remove()
+    return len(passes)
+
+
+def test_the_trunk_runs_once_for_all_heads_unless_features_depend_on_the_task():
+    tasks = toy_tasks(3)
+    for name in ("sgd", "ewc", "si", "mas", "lwf", "lfl", "agem", "er", "derpp", "joint", "imm-mean", "stable-sgd"):
+        assert passes_of_the_trunk(make(name, tasks), tasks[0], [0, 1, 2]) == 1, name
+    assert passes_of_the_trunk(make("hat", tasks), tasks[0], [0, 1, 2]) == 3
+
+
+def test_a_forward_that_somebody_changed_is_called():
+    tasks = toy_tasks(2)
+
+    class Turned(Method):
+        def forward(self, x, task):
+            return -super().forward(x, task)
+
+    class OtherNetwork(Network):
+        def forward(self, x, task):
+            return -super().forward(x, task)
+
+    def net(kind=Network):
+        return kind(nn.Sequential(nn.Flatten(), nn.Linear(16, 8)), [3, 3], torch.zeros(2, 1, 4, 4))
+
+    patched, hooked = Method(net()), Method(net())
+    hooked.load_state_dict(patched.state_dict())
+    forward = patched.forward
+    patched.forward = lambda x, task: -forward(x, task)
+    hooked.net.register_forward_hook(lambda *call: -call[2])
+    for method in (Turned(net()), Method(net(OtherNetwork)), patched, hooked):
+        method.eval()
+        assert without_task_id(method, tasks[0].test, [0, 1]) == plain_loop(method, tasks[0].test, [0, 1])
+        assert passes_of_the_trunk(method, tasks[0], [0, 1]) == 2
