@@ -41,6 +41,7 @@ def on_cifar(method: str, **options: Any) -> Run:
         "cifar100-5",
         method,
         network="vgg",
+        init="xavier",
         pretrain="cifar10",
         freeze="features",
         regime=Regime(epochs=30),
