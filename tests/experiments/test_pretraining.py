@@ -84,16 +84,9 @@ def test_frozen_parts_keep_the_pretrained_weights(monkeypatch):
 
 
 def test_progress_of_the_pretraining_counts_as_nothing_done_yet():
-    events = []
-    run(pretrained(pretrain_epochs=1), progress=events.append)
-    shown = [(event.task.index, event.tasks, *describe(pretrained(), event)) for event in events]
-    assert [(index, tasks, done) for index, tasks, done, _ in shown] == [
-        (-1, 2, 0),
-        (0, 2, 0.25),
-        (0, 2, 0.5),
-        (1, 2, 0.75),
-        (1, 2, 1),
-    ]
+    spec, shown = pretrained(pretrain_epochs=1), []
+    run(spec, progress=lambda event: shown.append((event.task.index, event.tasks, *describe(spec, event))))
+    assert [place for *place, _ in shown] == [[-1, 2, 0], [0, 2, 0.25], [0, 2, 0.5], [1, 2, 0.75], [1, 2, 1]]
     assert "pretraining on fashion-mnist (0 of 2)" in shown[0][3]
 
 
