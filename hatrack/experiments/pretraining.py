@@ -89,7 +89,8 @@ def pretrained_trunk(
     result = load(folder.path, spec, trunk) if folder else None
     if result is None:
         trained = build_trunk(spec, tasks)
-        result = pretrain(spec, trained, first, device=device, engine=engine, progress=progress)
+        show = (lambda event: progress(event._replace(tasks=len(tasks)))) if progress else None
+        result = pretrain(spec, trained, first, device=device, engine=engine, progress=show)
         trunk.load_state_dict(trained.state_dict())
         if folder:
             folder.checkpointer.make_folder()

@@ -44,6 +44,22 @@ def counted_summary(record: Record) -> dict[str, float]:
     return {key: value if key in known else math.nan for key, value in record.summary.items()}
 
 
+def reference_records(records: Iterable[Record], method: str, seed: int) -> list[Record]:
+    """Return the records of a reference at a seed, the complete ones first.
+
+    They are all of one variant: of the method without options (but for `at`) if there is such a record, else of the first
+    with others. Rows of variants are never mixed.
+    """
+    found = [record for record in records if record.spec.method == method and record.spec.seed == seed]
+    first = min(map(_variant, found), default=())
+    return sorted((r for r in found if _variant(r) == first), key=lambda r: (not complete(r), r.name))
+
+
+def _variant(record: Record) -> tuple[str, ...]:
+    """Return the options of a reference that make it another one, as texts in order; empty if there are none."""
+    return tuple(sorted(f"{name}={value!r}" for name, value in record.spec.method_options.items() if name != "at"))
+
+
 def reference_accuracy(records: Iterable[Record], method: str, seed: int) -> Matrix | None:
     """Return the accuracy matrix of a reference at a seed.
 
@@ -56,10 +72,9 @@ def reference_accuracy(records: Iterable[Record], method: str, seed: int) -> Mat
         The matrix of the complete record if there is one, else rows from several records, with nan in those that no record
         has; None if there is no record.
     """
-    found = [record for record in records if record.spec.method == method and record.spec.seed == seed]
-    if not found:
+    matrices = [counted_accuracy(record) for record in reference_records(records, method, seed)]
+    if not matrices:
         return None
-    matrices = [counted_accuracy(record) for record in sorted(found, key=lambda r: (not complete(r), r.name))]
     result = matrices[0]
     for other in matrices[1:]:
         empty = np.isnan(result).all(1)

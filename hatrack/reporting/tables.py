@@ -19,7 +19,7 @@ from hatrack.experiments.record_parts import Spec
 from hatrack.methods import METHODS
 from hatrack.options import parameters
 from hatrack.reporting.measures import MEASURES, MISSING, MeanStd, format_number, format_std, mean_std, spreadsheet_text
-from hatrack.reporting.references import REFERENCES, complete, counted_accuracy, counted_summary, reference_accuracy
+from hatrack.reporting.references import REFERENCES, counted_accuracy, counted_summary, reference_accuracy, reference_records
 from hatrack.text import printable
 
 TASK_COUNT = "number of tasks"
@@ -83,9 +83,8 @@ class Setting:
         return [printable(task.name) if self.same_tasks else f"task {k + 1}" for k, task in enumerate(tasks)]
 
     def reference(self, method: str, seed: int) -> Record | None:
-        """Return the record of a method at a seed, if there is one; a complete one if there are several."""
-        found = [r for r in self.records if r.spec.method == method and r.spec.seed == seed]
-        return min(found, key=lambda r: not complete(r), default=None)
+        """Return the record of a reference at a seed, if there is one; a complete one if there are several."""
+        return next(iter(reference_records(self.records, method, seed)), None)
 
 
 def option_text(value: object) -> str:

@@ -15,6 +15,7 @@ from hatrack.datasets import sources
 from hatrack.experiments import pretraining
 from hatrack.experiments.build import build, build_method, build_trunk
 from hatrack.experiments.pretraining import pretrained_trunk, pretraining_task
+from hatrack.experiments.progress import describe
 from hatrack.experiments.run import stopped_runs
 from hatrack.methods.divergence import Diverged
 from hatrack.reporting.report import report
@@ -80,6 +81,13 @@ def test_frozen_parts_keep_the_pretrained_weights(monkeypatch):
     assert not torch.equal(seen[-1][0].net.trunk[5].weight, state["5.weight"]), "a control: the next layer was trained on"
     assert not seen[-1][0].net.trunk[2].weight.requires_grad
     assert seen[0][0].net.trunk[2].weight.requires_grad, "it is frozen after the pretraining only"
+
+
+def test_progress_of_the_pretraining_counts_as_nothing_done_yet():
+    spec, shown = pretrained(pretrain_epochs=1), []
+    run(spec, progress=lambda event: shown.append((event.task.index, event.tasks, *describe(spec, event))))
+    assert [place for *place, _ in shown] == [[-1, 2, 0], [0, 2, 0.25], [0, 2, 0.5], [1, 2, 0.75], [1, 2, 1]]
+    assert "pretraining on fashion-mnist (0 of 2)" in shown[0][3]
 
 
 def test_one_seed_gives_one_record():

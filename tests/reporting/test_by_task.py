@@ -97,6 +97,19 @@ def test_rows_of_two_records_are_put_together() -> None:
     np.testing.assert_array_equal(ratios(setting, make("sgd", 0)), ratios(one(EVERYTHING), make("sgd", 0)))
 
 
+def test_another_variant_of_joint_is_no_reference_beside_the_plain_one() -> None:
+    warm = with_spec(make("joint", 0, [[0.6, 0.1], [0.7, 0.6]]), method_options={"warm": True})
+    setting = one([*WITHOUT_JOINT, joint_at(1), warm])
+    assert setting.reference("joint", 0) == joint_at(1)
+    found, expected = ratios(setting, make("sgd", 0)), ratios(one(EVERYTHING), make("sgd", 0))
+    assert found is not None
+    assert expected is not None
+    np.testing.assert_array_equal(found, [expected[0], math.nan])
+    alone = ratios(one([*WITHOUT_JOINT, warm]), make("sgd", 0))
+    assert alone is not None
+    assert alone[0] == pytest.approx((0.9 - 0.3) / (0.6 - 0.3) - 1), "it serves if there is no other"
+
+
 def test_what_joint_did_not_train_for_is_missing_everywhere(tmp_path: Path) -> None:
     setting = one([*WITHOUT_JOINT, joint_at(1)])
     row = next(row for row in ranking(setting) if row.label.startswith("joint"))
