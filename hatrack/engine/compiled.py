@@ -144,10 +144,16 @@ def capture(
         The operations as a graph, whose inputs are those of the function and then all other tensors that it uses; and these
         tensors.
     """
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    # One mode for the shapes of all results. Without it torch would make a new one for every operation, with a stack trace,
+    # which takes as long as all the rest.
+    fake_mode = FakeTensorMode(allow_fallback_kernels=True)
     try:
-        module = make_fx(lambda *given: function(*given), decomposition_table=table)(*inputs)
+        with tracing(TracingContext(fake_mode)):
+            module = make_fx(lambda *given: function(*given), decomposition_table=table)(*inputs)
     finally:
         decompositions.patch_cache.clear()
     graph, tensors, placeholders = module.graph, [], {}
