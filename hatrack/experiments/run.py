@@ -15,19 +15,16 @@ from hatrack.benchmarks import BENCHMARKS
 from hatrack.engine.choice import Engine, Precision, choose_engine
 from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.precision import check_precision, precision_scope
+from hatrack.experiments.ahead import compile_ahead
+from hatrack.experiments.build import build_method
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, TaskInfo
 from hatrack.experiments.run_folder import RunFolder, unfinished
 from hatrack.experiments.spec import Run as Run
-from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
 from hatrack.methods.evaluate import Evaluation, Score, without_task_id
 from hatrack.methods.fit import FitResult
 from hatrack.methods.method import Method
-from hatrack.networks import NETWORKS
-from hatrack.networks.initial_weights import initialise
-from hatrack.networks.network import Network
-from hatrack.seeds import seeded
 from hatrack.tasks.device import all_to_device
 from hatrack.tasks.split import Split
 from hatrack.tasks.task import Task
@@ -40,20 +37,7 @@ from hatrack.training.trainer import Trainer
 def build(spec: Run, device: torch.device | str = "cpu") -> tuple[list[Task], Method]:
     """Make the tasks and the untrained method of a run."""
     tasks = all_to_device(BENCHMARKS[spec.benchmark](spec.seed, **spec.benchmark_options), device)
-    with seeded(spec.seed, "weights"):
-        trunk = NETWORKS[spec.network](tasks[0].shape, **spec.network_options)
-        initialise(trunk, spec.init)
-    example = tasks[0].train.inputs(torch.arange(min(2, len(tasks[0].train)), device=device))
-    net = Network(
-        trunk.to(device),
-        [task.classes for task in tasks],
-        example,
-        heads=spec.heads,
-        init=spec.init,
-        freeze=spec.freeze,
-        seed=spec.seed,
-    )
-    return tasks, METHODS.find(spec.method)(net, **spec.method_options).to(device)
+    return tasks, build_method(spec, tasks, device)
 
 
 def run(
@@ -108,6 +92,9 @@ def run(
             elif folder.done:  # another process had it until now
                 return Record.load(folder.record)
             trainer.checkpointer = folder.checkpointer
+        trainer.tasks = tasks
+        ahead = compile_ahead(spec, tasks, method, torch.device(device), precision) if trainer.compiles(method) else None
+        trainer.wait_for_code = ahead.wait if ahead else None
         try:
             record = _run(spec, tasks, method, trainer, began)
         except Diverged as error:
@@ -117,6 +104,8 @@ def run(
         record.versions |= versions(device)
         used = precision if torch.device(device).type == "cuda" else "float32"
         engines = sorted({result.engine for result in trainer.fits})
+        if ahead and engines == ["compiled"]:
+            ahead.remember()
         record.versions |= {"engine": " and ".join(engines) or "none", "precision": used}
         if folder:
             record.save(folder.path.parent)
