@@ -43,7 +43,9 @@ def _supervise(name: str, entry: str, message: str) -> None:
         with (
             _places,
             suppress(OSError),
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, env=env, text=True) as process,
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=null, stderr=null, env=env, text=True, start_new_session=True
+            ) as process,  # a session of its own: Ctrl-C is for this process
         ):
             assert process.stdin is not None
             process.stdin.write(message + "\n")

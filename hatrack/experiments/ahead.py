@@ -19,12 +19,13 @@ from torch import nn
 from hatrack._version import __version__
 from hatrack.engine import helpers
 from hatrack.engine.choice import Precision
+from hatrack.engine.compiled import import_compiler
 from hatrack.engine.interleaving import is_interleaved
 from hatrack.engine.precision import precision_scope
 from hatrack.engine.recorded import own_stream
 from hatrack.experiments.build import build_method
 from hatrack.experiments.spec import Run
-from hatrack.methods.fit import FitResult
+from hatrack.methods.fit import EpochResult, FitResult
 from hatrack.methods.method import Method
 from hatrack.regime import Regime
 from hatrack.tasks.batches import count_batches
@@ -90,13 +91,14 @@ class Ahead:
 
 
 def compile_ahead(spec: Run, tasks: list[Task], method: Method, device: torch.device, precision: Precision) -> Ahead | None:
-    """Let helpers compile the steps of a run's tasks.
+    """Let helpers compile the steps of a run's tasks, and begin to import the compiler here.
 
     Each form is compiled by one helper. A run that is alone compiles the step of its first task itself at the same time.
 
     Returns:
         None if there are no helpers: with few processors, within one, and for methods whose every task has its own form.
     """
+    import_compiler()
     if helpers.COUNT < 1 or method.step_forms == "many" or multiprocessing.parent_process() is not None:
         return None
     plain = {key: value for key, value in spec.spec.items() if key != "seed"}
@@ -144,6 +146,7 @@ class OneStep(Trainer):
             loop.step_on(*loop.prefetcher.split.fetch(index), number)
             if loop.compiled and loop.compiled.failed:
                 raise RuntimeError("the step can't be compiled")
+            loop.result.epochs.append(EpochResult(loop.regime.lr, 0.0, None, None))  # for methods that read the last one
             return loop.close()
 
 

@@ -1,6 +1,7 @@
 """A compiled step is the same step."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -227,6 +228,17 @@ def test_the_signature_contains_all_that_code_depends_on():
         assert compiled._input_signature(one) != before
     finally:
         torch.set_num_threads(number)
+
+
+def test_a_step_waits_for_the_import_of_the_compiler(captured_only, monkeypatch):
+    done, imported = threading.Event(), []
+    monkeypatch.setattr(compiled, "_importing", [])
+    monkeypatch.setattr(compiled.importlib, "import_module", lambda name: done.wait(10) and imported.append(name))
+    compiled.import_compiler()
+    compiled.import_compiler()
+    threading.Timer(0.2, done.set).start()
+    assert Compiled(lambda x: x + 1, 1)(torch.ones(1)) == 2
+    assert imported == ["torch._inductor.compile_fx"], "once, and before the step was captured"
 
 
 @needs_a_compiler

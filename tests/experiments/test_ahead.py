@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -98,6 +99,19 @@ def test_a_run_that_is_alone_compiles_its_first_form_itself(jobs):
     assert jobs == {}, "both tasks have one form"
     ahead_of(of("lfl"))
     assert [job["order"] for job in jobs.values()] == [[0, 1]]
+
+
+def test_every_other_form_gets_one_helper(jobs):
+    """Two numbers of classes, gray and colour: four forms, the first of which this process compiles."""
+    one = of("hat")
+    tasks, method = build(one)
+    gray, colour = tasks[0].train, replace(tasks[0].train, x=tasks[0].train.x.expand(-1, 3, -1, -1))
+    shapes = [(5, gray), (4, gray), (5, colour), (5, gray), (4, colour), (4, gray)]
+    mixed = [replace(tasks[0], index=k, classes=classes, train=train) for k, (classes, train) in enumerate(shapes)]
+    plan = ahead.compile_ahead(one, mixed, method, torch.device("cpu"), "tf32")
+    assert [job["order"] for job in jobs.values()] == [[1], [2], [4]]
+    assert plan.names[0] == plan.names[3]
+    assert len(set(plan.names)) == 4
 
 
 def test_runs_side_by_side_share_helpers(jobs, monkeypatch):
