@@ -96,8 +96,8 @@ def named(engine: str) -> str:
 
 
 def usual(device: torch.device) -> tuple[str, ...]:
-    """The rows of the engines that short and long fits have."""
-    found = [choose_engine("auto", device.type, steps) for steps in (1, PAYS)]
+    """The rows of the engines that short and long runs have."""
+    found = [choose_engine("auto", device.type, steps) for steps in (1, PAYS[device.type])]
     return tuple(dict.fromkeys(named("compiled" if c else "recorded" if r else "eager") for c, r in found))
 
 

@@ -15,7 +15,7 @@ from hatrack.registry import Registry
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 ENGINE = (
     "how steps run: eager; compiled (half a minute once, then faster); recorded (on a GPU); "
-    f"auto: recorded on a GPU, and compiled in fits of {PAYS:,} steps or more"
+    f"auto: recorded on a GPU, and compiled in runs of {PAYS['cuda']:,} steps or more ({PAYS['cpu']:,} on a CPU)"
 )
 FOLDER = click.Path(path_type=Path)
 

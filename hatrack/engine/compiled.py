@@ -7,11 +7,12 @@ torch's compiler translates only once.
 """
 
 import hashlib
+import importlib
 import logging
 import threading
 import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, cast
 
 import torch
@@ -33,6 +34,19 @@ OPTIONS = {
 }
 _code_cache: dict[str, Run] = {}  # compiled code by its key: the text of the graph and the signature of its tensors
 _lock = threading.Lock()  # torch captures and compiles in one thread at a time
+_importing: list[threading.Thread] = []  # the thread that imports torch's compiler, once there is one
+
+
+def import_compiler() -> None:
+    """Begin to import torch's compiler, which takes seconds, in a thread; the first step that is compiled waits for it."""
+
+    def load() -> None:
+        with suppress(Exception):  # who needs it imports it again, and gets the error
+            importlib.import_module("torch._inductor.compile_fx")
+
+    if not _importing:
+        _importing.append(threading.Thread(target=load, daemon=True))
+        _importing[0].start()
 
 
 class Compiled:
@@ -70,6 +84,8 @@ class Compiled:
         return self.run(*inputs, *self.tensors)
 
     def _compile(self, inputs: tuple[Tensor, ...]) -> None:
+        for thread in _importing:
+            thread.join()
         inputs = tuple(t.clone() for t in inputs)  # a view of a larger tensor would have another signature
         try:
             graph, written = self._capture(inputs)
@@ -144,10 +160,16 @@ def capture(
         The operations as a graph, whose inputs are those of the function and then all other tensors that it uses; and these
         tensors.
     """
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    # One mode for the shapes of all results. Without it torch would make a new one for every operation, with a stack trace,
+    # which takes as long as all the rest.
+    fake_mode = FakeTensorMode(allow_fallback_kernels=True)
     try:
-        module = make_fx(lambda *given: function(*given), decomposition_table=table)(*inputs)
+        with tracing(TracingContext(fake_mode)):
+            module = make_fx(lambda *given: function(*given), decomposition_table=table)(*inputs)
     finally:
         decompositions.patch_cache.clear()
     graph, tensors, placeholders = module.graph, [], {}

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hatrack.methods.parts.capturing import is_capturing
+
 aten = torch.ops.aten
 NARROW = 2**24  # multiplications in a matrix product with few columns: up to here plain sums are faster
 SMALL = 2**17  # elements of a gradient: up to here launching a kernel on a GPU takes longer than reading the gradient
@@ -72,11 +74,6 @@ def adam(
 def adamw(*args: Any, **settings: Any) -> Any:
     """Update weights by AdamW."""
     return adam(*args, decoupled=True, **settings)
-
-
-def is_capturing() -> bool:
-    """Return whether operations are being captured for the compiler."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 def norm(tensors: list[Tensor]) -> Tensor:

@@ -9,8 +9,9 @@ alone.
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -97,13 +98,28 @@ def step_done() -> None:
 def wait_for_gpu() -> None:
     """Wait until the GPU has finished the work of this run, while other runs continue. It is called before a value is read;
     outside `run_interleaved` it does nothing."""
-    run: _ScheduledRun | None = getattr(_thread, "run", None)
-    if run is not None:
-        run.pause()
-        try:
+    if is_interleaved():
+        with others_run():
             torch.cuda.current_stream().synchronize()
-        finally:
-            run.resume()
+
+
+def is_interleaved() -> bool:
+    """Return whether this thread is a run of `run_interleaved`."""
+    return getattr(_thread, "run", None) is not None
+
+
+@contextmanager
+def others_run() -> Iterator[None]:
+    """Let other runs continue during the block; outside `run_interleaved` it does nothing."""
+    run: _ScheduledRun | None = getattr(_thread, "run", None)
+    if run is None:
+        yield
+        return
+    run.pause()
+    try:
+        yield
+    finally:
+        run.resume()
 
 
 def run_interleaved(runs: Sequence[Callable[[], T]], device: torch.device, workers: int) -> list[T]:

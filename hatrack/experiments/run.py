@@ -14,6 +14,7 @@ from hatrack._version import __version__
 from hatrack.engine.choice import Engine, Precision, choose_engine
 from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.precision import check_precision, precision_scope
+from hatrack.experiments.ahead import compile_ahead
 from hatrack.experiments.build import build as build
 from hatrack.experiments.build import build_method
 from hatrack.experiments.pretraining import pretrained_trunk, pretraining_task
@@ -87,6 +88,9 @@ def run(
             elif folder.done:  # another process had it until now
                 return Record.load(folder.record)
             trainer.checkpointer = folder.checkpointer
+        trainer.tasks = tasks
+        ahead = compile_ahead(spec, tasks, method, torch.device(device), precision) if trainer.compiles(method) else None
+        trainer.wait_for_code = ahead.wait if ahead else None
         try:
             pretrained = None
             if first is not None:
@@ -102,6 +106,8 @@ def run(
         record.versions |= versions(device)
         used = precision if torch.device(device).type == "cuda" else "float32"
         engines = sorted({result.engine for result in trainer.fits})
+        if ahead and engines == ["compiled"]:
+            ahead.remember()
         record.versions |= {"engine": " and ".join(engines) or "none", "precision": used}
         if folder:
             record.save(folder.path.parent)

@@ -41,6 +41,8 @@ class AGEM(Method):
     See docs/methods/agem.md for formulas, published values and results.
     """
 
+    step_forms = "many"
+
     def __init__(
         self,
         net: Network,

@@ -43,6 +43,8 @@ class DEN(Method):
     See docs/methods/den.md for formulas, published values and results.
     """
 
+    step_forms = "many"
+
     turns: Tensor  # (tasks,): the position of every task in the order of learning, from 1; 0: not learned
 
     def __init__(

@@ -38,6 +38,8 @@ class DERpp(Method):
     See docs/methods/derpp.md for formulas, published values and results.
     """
 
+    step_forms = "many"
+
     widths: Tensor  # (tasks,): how many logits an example of a task has
 
     def __init__(

@@ -37,6 +37,8 @@ class ER(Method):
     See docs/methods/er.md for formulas, published values and results.
     """
 
+    step_forms = "many"
+
     def __init__(
         self,
         net: Network,

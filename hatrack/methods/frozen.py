@@ -31,6 +31,8 @@ class Frozen(Method):
     See docs/methods/frozen.md for formulas, published values and results.
     """
 
+    step_forms = "two"
+
     started: Tensor  # 0-d: whether a task has been learned
 
     def __init__(self, net: Network) -> None:

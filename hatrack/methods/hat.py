@@ -163,25 +163,24 @@ class HAT(Method):
         finished = [self.gates[t].float() for t in range(len(self.gates)) if self.done[t]]
         self.used = torch.stack([torch.zeros_like(self.embeddings[0]), *finished]).amax(0)
         self.freezes = []
-        if not finished:
-            return
-        protected = [self.used] if self.protect == "paper" else finished  # gates of all tasks together, or of each
+        protected = [self.used] if self.protect == "paper" or not finished else finished  # all tasks together, or each
         spread = [self.units.weight_masks(gates) for gates in protected]
         for name, parameter in self.net.trunk.named_parameters():
             if name in self.units.traced:
-                self._freeze(parameter, torch.stack([weights[name] for weights in spread]).amax(0))
+                self._freeze(parameter, torch.stack([weights[name] for weights in spread]).amax(0), empty=not finished)
         if self.net.shared:  # all tasks use its outputs; a head per task needs no protection
             features = torch.stack([self.units.feature_masks(gates.cpu()) for gates in protected]).amax(0)
             head = self.net.heads[0]
-            self._freeze(head.get_parameter("weight"), features.expand_as(head.get_parameter("weight")))
-            self._freeze(head.get_parameter("bias"), torch.ones(()))
+            self._freeze(head.get_parameter("weight"), features.expand_as(head.get_parameter("weight")), empty=not finished)
+            bias = torch.ones(()) if finished else torch.zeros(())
+            self._freeze(head.get_parameter("bias"), bias, empty=not finished)
 
-    def _freeze(self, parameter: nn.Parameter, share: Tensor) -> None:
+    def _freeze(self, parameter: nn.Parameter, share: Tensor, *, empty: bool) -> None:
         """Freeze entries of a parameter by their share: 1 completely, 0 not at all, between them with soft masks only."""
         if parameter.requires_grad:
             share = share.to(parameter.device)
             soft = () if self.masks == "binary" else (share.to(parameter.dtype), parameter.detach().clone())
-            self.freezes.append(PartialFreeze(parameter, Freeze(parameter, share == 1), *soft))
+            self.freezes.append(PartialFreeze(parameter, Freeze(parameter, share == 1, empty=empty), *soft))
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy with annealed gates, plus c times the capacity term (Eq. 4)."""
@@ -200,7 +199,7 @@ class HAT(Method):
         """Mask the gradients of used weights (Eq. 2) and compensate those of the embeddings for the annealing (2.5)."""
         for parameter, freeze, _, before in self.freezes:
             freeze.mask_grad()
-            if before is not None:
+            if before is not None and not freeze.idle:
                 before.copy_(parameter)
         assert isinstance(batch.task, int)
         e = self.embeddings[batch.task]
@@ -211,7 +210,9 @@ class HAT(Method):
         """Restore the bits of frozen weights, keep the others finite (infinity times a closed gate is not 0), and clamp the
         embedding."""
         for parameter, freeze, share, before in self.freezes:
-            if share is not None and before is not None:  # a smaller gradient would not suffice: Adam normalises it
+            if (
+                share is not None and before is not None and not freeze.idle
+            ):  # a smaller gradient would not suffice: Adam normalises it
                 parameter.lerp_(before, share)
             freeze.restore()
         self.embeddings[self.learning].clamp_(-LIMIT, LIMIT)

@@ -33,6 +33,8 @@ class Independent(Method):
     See docs/methods/independent.md for formulas, published values and results.
     """
 
+    step_forms = "two"
+
     def __init__(self, net: Network) -> None:
         super().__init__(net)
         self.initial = Snapshot(net.trunk)

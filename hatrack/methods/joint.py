@@ -29,6 +29,8 @@ class Joint(Method):
     See docs/methods/joint.md for formulas, published values and results.
     """
 
+    step_forms = "many"
+
     def __init__(
         self,
         net: Network,

@@ -36,6 +36,8 @@ class LwF(Method):
     See docs/methods/lwf.md for formulas, published values and results.
     """
 
+    step_forms = "many"
+
     learned: Tensor  # (tasks,): whether a task has been learned
 
     def __init__(

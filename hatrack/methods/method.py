@@ -10,7 +10,7 @@ import operator
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,9 @@ class Method(nn.Module):
 
     replaces: ClassVar[Mapping[str, str]] = {}  # options of the regime that do nothing here, and the option to use
     transient: ClassVar[tuple[str, ...]] = ()  # parameters that exist only while a task is learned: no file holds them
+    # How many forms (lists of operations and shapes) the step has if all tasks have the same size: "one", "two" (the first
+    # task has its own) or "many" (each task has its own). A wrong value costs time when steps are compiled, nothing else.
+    step_forms: ClassVar[Literal["one", "two", "many"]] = "one"
 
     def __init__(self, net: Network) -> None:
         super().__init__()

@@ -42,6 +42,8 @@ class PackNet(Method):
     See docs/methods/packnet.md for formulas, published values and results.
     """
 
+    step_forms = "two"
+
     owner: Tensor  # (weights that can be pruned,): the position of the task that owns a weight; 0: free
     turns: Tensor  # (tasks,): the position of every task in the order of learning, from 1; 0: not learned
 

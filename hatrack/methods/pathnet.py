@@ -63,6 +63,8 @@ class PathNet(Method):
     See docs/methods/pathnet.md for formulas, published values and results.
     """
 
+    step_forms = "many"
+
     paths: Tensor  # (tasks, layers, active): the modules of every task; -1: not learned yet
 
     def __init__(

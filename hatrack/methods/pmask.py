@@ -171,7 +171,8 @@ class PMASK(Method):
         free = (~used).float()
         self.price = free / free.sum().clamp(min=1)
         parts = zip(weights, pieces(used, weights), strict=True)
-        self.freezes = [Freeze(weight, part) for weight, part in parts] if used.any() else []
+        empty = not used.any()
+        self.freezes = [Freeze(weight, part, empty=empty) for weight, part in parts]
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy with annealed gates, plus c times the capacity term."""

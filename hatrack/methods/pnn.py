@@ -74,6 +74,8 @@ class PNN(Method):
     See docs/methods/pnn.md for formulas, published values and results.
     """
 
+    step_forms = "many"
+
     owned: Tensor  # (tasks,): the column of every task; -1: not learned yet
 
     def __init__(

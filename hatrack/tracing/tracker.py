@@ -52,6 +52,11 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         total: how many positions there are.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from importing its compiler (seconds) for the first operation under this mode."""
+        return False
+
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.dependencies = DependencySets()

@@ -57,6 +57,17 @@ class Optimizers:
             optimizer.step()
 
 
+def max_steps(task: Task, regime: Regime) -> int:
+    """Return how many steps a fit of a task has at most."""
+    return count_batches(len(task.train), regime.batch) * regime.epochs
+
+
+def room_for_losses(batches: int) -> int:
+    """Return the size of the buffer for the losses of an epoch. It is the same for tasks of about the same size, so that
+    their steps are compiled once."""
+    return int(2 ** max(10, batches.bit_length()))
+
+
 class FitLoop:
     """One fit of a method to a task.
 
@@ -71,6 +82,7 @@ class FitLoop:
         seed: decides the order of batches, dropout and crops.
         engine: how steps run: eagerly, compiled or recorded.
         watch: check that every step obeys the rule of the step.
+        steps: how many steps at most share one compilation, by which "auto" chooses the engine; None: those of this fit.
     """
 
     def __init__(
@@ -83,18 +95,19 @@ class FitLoop:
         engine: Engine = "eager",
         *,
         watch: bool = False,
+        steps: int | None = None,
     ) -> None:
         self.method, self.task, self.regime, self.seed = method, task, regime, seed
         self.weights = {name: p for name, p in method.named_parameters() if p.requires_grad and p not in plain}
         if not self.weights:
             raise ValueError(f"task {task.name!r}: the method has no parameter to train")
         self.device, batches = task.train.y.device, count_batches(len(task.train), regime.batch)
-        compiled, record = choose_engine("eager" if watch else engine, self.device.type, batches * regime.epochs)
+        steps = max_steps(task, regime) if steps is None else steps
+        compiled, record = choose_engine("eager" if watch else engine, self.device.type, steps)
         self.optimizers = Optimizers(regime, list(self.weights.values()), plain)
         crops = torch.zeros(len(task.train), 3, dtype=torch.int64, device=self.device) if task.train.augment else None
         self.prefetcher = Prefetcher(replace(task.train, crops=crops), regime.batch)
-        # The losses of the steps of an epoch. One form for tasks of about the same size, so that they are compiled once.
-        self.losses = torch.zeros(2 ** max(10, batches.bit_length()), dtype=torch.float32, device=self.device)
+        self.losses = torch.zeros(room_for_losses(batches), dtype=torch.float32, device=self.device)  # of an epoch's steps
         self.batches = torch.full((), batches, device=self.device)
         self.compiled = self._compile() if compiled else None
         self.step_on: Callable[..., Tensor] = self.compiled or self.train_step

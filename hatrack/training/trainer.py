@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from hatrack.engine.choice import ENGINES, Engine
+from hatrack.engine.choice import ENGINES, Engine, choose_engine
 from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.recorded import own_stream
 from hatrack.methods.divergence import Diverged
@@ -25,7 +25,7 @@ from hatrack.tasks.device import to_device
 from hatrack.tasks.task import Task
 from hatrack.text import printable
 from hatrack.training.checkpoint import Checkpointer, State
-from hatrack.training.fit_loop import FitLoop
+from hatrack.training.fit_loop import FitLoop, max_steps
 from hatrack.training.progress import Progress, ProgressEvent, find_console, show_progress
 
 HALVINGS = 10  # of the learning rate of one fit, at most
@@ -87,6 +87,8 @@ class Trainer:
             raise ValueError("watch_tasks takes a list of tasks, such as those of a benchmark")
         self.progress, self.watch, self.watch_tasks = progress, watch, watch_tasks
         self.checkpointer: Checkpointer | None = None  # saves the state of fits
+        self.tasks: Sequence[Task] = ()  # all tasks of the run, if they are known
+        self.wait_for_code: Callable[[Task], None] | None = None  # until the step of a task is compiled in another process
         self.fits: list[FitResult] = []
         self.carried: WeakKeyDictionary[Method, CarriedState] = WeakKeyDictionary()
 
@@ -113,13 +115,35 @@ class Trainer:
         number = carried.fits[task.index]
         carried.fits[task.index] += 1
         seed = derive(self.seed, "task", task.index, "fit", number)
-        loop = FitLoop(method, task, regime, plain or {}, seed, self.engine, watch=self.watch)
+        steps = self.count_steps(method, task, regime)
+        loop = FitLoop(method, task, regime, plain or {}, seed, self.engine, watch=self.watch, steps=steps)
+        if loop.compiled and self.wait_for_code:
+            self.wait_for_code(task)
         for name, parameter in loop.weights.items() if regime.keep_state else ():
             before = carried.optimizer.get(name)
             if before and before.keys() == loop.optimizers.main.state[parameter].keys():
                 loop.optimizers.main.state[parameter] = {key: value.clone() for key, value in before.items()}
         self.fits.append(loop.result)
         return loop
+
+    def count_steps(self, method: Method, task: Task, regime: Regime) -> int:
+        """Return how many steps at most share one compilation with those of a fit.
+
+        They are the steps of the whole run, also when it was stopped and continues, so that its fits keep their engine. A
+        trainer that does not know the run takes all tasks to be as long as this one.
+        """
+        own = max_steps(task, regime)
+        if method.step_forms == "many":
+            return own
+        if not self.tasks:
+            return own * len(method.net.classes)
+        return max(own, sum(max_steps(other, self.regime.at(other.index)) for other in self.tasks))
+
+    def compiles(self, method: Method) -> bool:
+        """Return whether the steps of all tasks of the run are compiled."""
+        device = method.net.example.device.type
+        steps = [self.count_steps(method, task, self.regime.at(task.index)) for task in self.tasks]
+        return bool(steps) and choose_engine("eager" if self.watch else self.engine, device, min(steps))[0]
 
     def __call__(
         self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any

@@ -151,3 +151,30 @@ def test_a_run_on_the_gpu(tmp_path):
     record = run(spec, tmp_path, device="cuda")
     assert record.summary["forgetting"] == 0
     assert record.summary["accuracy"] > 0.8
+
+
+def test_a_helper_leaves_code_on_the_gpu_that_this_process_loads(tmp_path, monkeypatch):
+    """The second task of `lfl` has a form of its own, which a helper compiles while this process compiles the first."""
+    from torch._dynamo.utils import counters
+
+    from hatrack.engine import compiled, helpers
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(helpers, "COUNT", 1)
+    monkeypatch.setattr(helpers, "_jobs", {})
+    monkeypatch.setattr(compiled, "_code_cache", {})
+    counters.clear()
+    spec = Run("smnist", "lfl", regime=Regime(epochs=1), benchmark_options={"data": "sample"})
+    record = run(spec, tmp_path / "runs", device="cuda", engine="compiled")
+    assert record.versions["engine"] == "compiled"
+    assert counters["inductor"]["fxgraph_cache_miss"] == 1
+    assert counters["inductor"]["fxgraph_cache_hit"] == 1
+
+
+def test_a_step_of_a_first_task_on_the_gpu_is_compiled_for_all_tasks(monkeypatch):
+    from hatrack.engine import compiled
+
+    monkeypatch.setattr(compiled, "_code_cache", {})
+    tasks = all_to_device(toy_tasks(3), "cuda")
+    learn(make("hat", tasks).to("cuda"), tasks, Trainer(Regime(epochs=1, batch=16), engine="compiled"))
+    assert len(compiled._code_cache) == 1

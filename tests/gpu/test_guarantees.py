@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hatrack import Regime, Run, Trainer, run
+from hatrack.engine.choice import PAYS
 from hatrack.engine.precision import precision_scope
 from hatrack.experiments.parallel import run_all
 from hatrack.tasks.device import all_to_device
@@ -59,6 +60,17 @@ def test_killed_and_resumed(engine, precision, tmp_path, monkeypatch):
     kills = killed_at(monkeypatch, 0.05, seed=0, most=3)
     again = to_the_end(spec(), tmp_path / "again", save_every=1e-5, **how)
     assert kills
+    assert_same(whole, again)
+
+
+def test_killed_and_resumed_with_auto(tmp_path, monkeypatch):
+    """Compiled, because the tasks have enough steps together, though none has alone."""
+    monkeypatch.setitem(PAYS, "cuda", 2 * 2 * (1700 // 64))
+    whole = run(spec(), tmp_path / "whole", device="cuda")
+    kills = killed_at(monkeypatch, 0.05, seed=0, most=3)
+    again = to_the_end(spec(), tmp_path / "again", save_every=1e-5, device="cuda")
+    assert kills
+    assert whole.versions["engine"] == again.versions["engine"] == "compiled"
     assert_same(whole, again)
 
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from hatrack.methods.parts.capturing import is_capturing
+
 LARGE = 1e30  # replaces an infinite weight: it stays finite after a few more products
 INTEGERS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
@@ -16,18 +18,26 @@ class Freeze:
     Args:
         parameter: the parameter.
         frozen: a mask of its shape, true where it is frozen.
+        empty: nothing is frozen yet, in any parameter. Then nothing is done, unless the operations are captured for the
+            compiler: they are included, so that the step of the first task has the form of the later ones. They leave finite
+            values as they are.
     """
 
-    def __init__(self, parameter: nn.Parameter, frozen: Tensor) -> None:
-        self.parameter = parameter
+    def __init__(self, parameter: nn.Parameter, frozen: Tensor, *, empty: bool = False) -> None:
+        self.parameter, self.empty = parameter, empty
         self.integer = INTEGERS[parameter.dtype]
         kind = torch.int8 if parameter.is_cuda else self.integer  # a GPU reads fewer bytes, a CPU need not convert
         self.free = torch.empty_like(parameter, dtype=kind).copy_(torch.where(frozen, 0, -1))  # -1 has all bits set
         self.frozen_bits = parameter.detach().view(self.integer) & ~self.free
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.empty and not is_capturing()
+
     def mask_grad(self) -> None:
         """Set the gradient of frozen entries to 0."""
-        if self.parameter.grad is not None:
+        if self.parameter.grad is not None and not self.idle:
             self.parameter.grad.view(self.integer).bitwise_and_(self.free)
 
     def restore(self, *, finite: bool = True) -> None:
@@ -36,6 +46,8 @@ class Freeze:
         Args:
             finite: also replace infinite and NaN entries among the others, since infinity times a gate of 0 is not 0.
         """
+        if self.idle:
+            return
         values = self.parameter.detach()
         if finite:
             values.nan_to_num_(nan=0.0, posinf=LARGE, neginf=-LARGE)

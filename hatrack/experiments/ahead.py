@@ -1,0 +1,172 @@
+"""Compile the steps of a run's later tasks ahead, in helper processes (`engine/helpers.py`).
+
+A helper gets no data. It builds the method of the run on random images of the same shapes, takes one step, whose operations
+are then those of the run, and compiles it.
+"""
+
+import json
+import multiprocessing
+import os
+import sys
+import threading
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hatrack._version import __version__
+from hatrack.engine import helpers
+from hatrack.engine.choice import Precision
+from hatrack.engine.compiled import import_compiler
+from hatrack.engine.interleaving import is_interleaved
+from hatrack.engine.precision import precision_scope
+from hatrack.engine.recorded import own_stream
+from hatrack.experiments.build import build_method, build_trunk
+from hatrack.experiments.spec import Run
+from hatrack.methods.fit import EpochResult, FitResult
+from hatrack.methods.method import Method
+from hatrack.regime import Regime
+from hatrack.tasks.batches import count_batches
+from hatrack.tasks.device import all_to_device
+from hatrack.tasks.split import Split
+from hatrack.tasks.task import Task
+from hatrack.tasks.transform import Transform
+from hatrack.training.fit_loop import room_for_losses
+from hatrack.training.trainer import Trainer
+
+ENTRY = f"{__name__}:main"
+
+
+def form_of(task: Task, regime: Regime) -> dict[str, Any]:
+    """Return everything about a task that the operations and shapes of its step depend on, for JSON."""
+    split, regime = task.train, regime.at(task.index)
+    pixels = split.transform.pixels
+    return {
+        "classes": task.classes,
+        "examples": min(len(split), 2 * regime.batch),  # enough for one whole batch
+        "room": room_for_losses(count_batches(len(split), regime.batch)),
+        "raw": list(split.x.shape[1:]),
+        "type": str(split.x.dtype).removeprefix("torch."),
+        "shape": list(split.transform.shape),
+        "channels": split.transform.mean.shape[1],
+        "pixels": None if pixels is None else pixels.shape[1],
+        "augment": split.augment,
+    }
+
+
+def imitate(index: int, form: dict[str, Any]) -> Task:
+    """Return a task of random images that has this form."""
+    count, kind, source = form["examples"], getattr(torch, form["type"]), torch.Generator().manual_seed(index)
+    raw, channels = (count, *form["raw"]), form["channels"]
+    images = torch.rand(raw, generator=source).to(kind) if kind.is_floating_point else torch.randint(
+        0, 256, raw, dtype=kind, generator=source
+    )  # fmt: skip
+    values = max(1, images[0].numel())
+    pixels = None if form["pixels"] is None else (torch.arange(form["pixels"]) % values)[None]
+    transform = Transform(tuple(form["shape"]), torch.zeros(1, channels), torch.ones(1, channels), pixels)
+    split = Split(images, torch.arange(count) % form["classes"], index, transform, torch.arange(count), form["augment"])
+    return Task(index, f"random images {index}", form["classes"], split, split, split)
+
+
+@dataclass
+class Ahead:
+    """The steps of a run that are compiled ahead.
+
+    Attributes:
+        names: the name of the job of every task, by the number of the task.
+    """
+
+    names: list[str]
+
+    def wait(self, task: Task) -> None:
+        """Wait until the step of a task is compiled, if a helper does that."""
+        helpers.wait(self.names[task.index])
+
+    def remember(self) -> None:
+        """Note that all steps of the run are in the compiler's cache."""
+        for name in set(self.names):
+            helpers.remember(name)
+
+
+def compile_ahead(spec: Run, tasks: list[Task], method: Method, device: torch.device, precision: Precision) -> Ahead | None:
+    """Let helpers compile the steps of a run's tasks, and begin to import the compiler here.
+
+    Each form is compiled by one helper. A run that is alone compiles the step of its first task itself at the same time.
+
+    Returns:
+        None if there are no helpers: with few processors, within one, and for methods whose every task has its own form.
+    """
+    import_compiler()
+    if helpers.COUNT < 1 or method.step_forms == "many" or multiprocessing.parent_process() is not None:
+        return None
+    plain = {key: value for key, value in spec.spec.items() if key != "seed"}
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    setting = [plain, where, precision, torch.get_num_threads(), torch.__version__, __version__]
+    forms, two = [form_of(task, spec.regime) for task in tasks], method.step_forms == "two"
+    names = [json.dumps([*setting, form, two and k == 0], sort_keys=True) for k, form in enumerate(forms)]
+    for k, name in enumerate(names):
+        if not helpers.is_known(name) and (is_interleaved() or name != names[0]):
+            job = {
+                "spec": spec.spec, "tasks": forms, "order": [0, k] if two and k else [k], "device": device.type,
+                "precision": precision, "threads": torch.get_num_threads(),
+            }  # fmt: skip
+            helpers.start(name, ENTRY, json.dumps(job))
+    return Ahead(names)
+
+
+# In a helper
+
+
+class OneStep(Trainer):
+    """Takes one step of every fit; the step of the last task is compiled.
+
+    Args:
+        regime: the regime of the run.
+        rooms: the sizes of the buffers for losses, by the number of the task.
+        last: the number of the task whose step is compiled.
+    """
+
+    def __init__(self, regime: Regime, rooms: list[int], last: int) -> None:
+        super().__init__(regime, progress=False, engine="eager")
+        self.rooms, self.last = rooms, last
+
+    def __call__(
+        self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any
+    ) -> FitResult:
+        self.engine = "compiled" if task.index == self.last else "eager"
+        device = method.net.example.device
+        with own_stream(device):
+            loop = self.start(method, task, plain=plain, **changes)
+            loop.losses = torch.zeros(self.rooms[task.index], device=device)
+            whole = loop.compiled.size if loop.compiled else len(task.train)
+            method.train()
+            index, number = torch.arange(whole, device=device), torch.zeros((), dtype=torch.int64, device=device)
+            loop.step_on(*loop.prefetcher.split.fetch(index), number)
+            if loop.compiled and loop.compiled.failed:
+                raise RuntimeError("the step can't be compiled")
+            loop.result.epochs.append(EpochResult(loop.regime.lr, 0.0, None, None))  # for methods that read the last one
+            return loop.close()
+
+
+def compile_step(job: dict[str, Any]) -> None:
+    """Take one step of the given tasks of a run and compile that of the last one."""
+    spec, device = Run.from_spec(job["spec"], own=[job["spec"]["method"]]), torch.device(job["device"])
+    torch.set_num_threads(job["threads"])
+    tasks = all_to_device([imitate(k, form) for k, form in enumerate(job["tasks"])], device)
+    with precision_scope(job["precision"], device):
+        method = build_method(spec, tasks, build_trunk(spec, tasks), device)
+        fit = OneStep(spec.regime, [form["room"] for form in job["tasks"]], job["order"][-1])
+        for k in job["order"]:
+            method.learn(tasks[k], fit)
+
+
+def main() -> None:
+    """Compile the step that the standard input describes. The process ends when its standard input does."""
+    job = json.loads(sys.stdin.readline())
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
+    warnings.simplefilter("ignore")
+    compile_step(job)
+    sys.stdout.flush()
+    os._exit(0)  # at once, though a thread still reads

@@ -1,0 +1,171 @@
+"""Steps that are compiled ahead in helper processes are the steps of the run."""
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hatrack import METHODS, Regime, Run, Trainer, run
+from hatrack.engine import compiled, helpers
+from hatrack.engine.choice import can_compile
+from hatrack.experiments import ahead
+from hatrack.experiments.run import build
+from tests.helpers.killing import assert_same, spec
+from tests.helpers.tiers import quick_and_slow
+
+AHEAD = [name for name in METHODS if METHODS[name].step_forms != "many" and name != "random"]
+
+
+@pytest.fixture
+def captured_only(monkeypatch):
+    monkeypatch.setattr(compiled, "_compile_graph", lambda graph, *_: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "_code_cache", {})
+
+
+@pytest.fixture
+def jobs(monkeypatch, tmp_path):
+    """The jobs that helpers would be given, instead of helpers."""
+    given = {}
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(helpers, "COUNT", 1)
+    monkeypatch.setattr(helpers, "start", lambda name, entry, message: given.setdefault(name, json.loads(message)))
+    return given
+
+
+def of(method, **regime):
+    return Run(
+        "smnist", method, benchmark_options={"data": "sample"}, network_options={"widths": (12, 12)}, train_examples=100,
+        regime=Regime(**{"epochs": 1, "batch": 250, **regime}),
+    )  # fmt: skip
+
+
+def ahead_of(one):
+    tasks, method = build(one)
+    return tasks, method, ahead.compile_ahead(one, tasks, method, torch.device("cpu"), "tf32")
+
+
+@pytest.mark.parametrize("name", quick_and_slow(AHEAD))
+def test_what_a_helper_compiles_is_the_step_of_the_run(name, captured_only):
+    """The form is the same: nothing is compiled again for the tasks that helpers took."""
+    one = of(name)
+    tasks, method = build(one)
+    two = method.step_forms == "two"
+    for order in ([0], [0, 1]) if two else ([1],):
+        forms = [ahead.form_of(task, one.regime) for task in tasks]
+        job = {"spec": one.spec, "tasks": forms, "order": order, "device": "cpu", "precision": "tf32"}
+        ahead.compile_step({**job, "threads": torch.get_num_threads()})
+    before = set(compiled._code_cache)
+    assert before
+    fit = Trainer(one.regime, engine="compiled", progress=False)
+    for task in tasks:
+        method.learn(task, fit)
+    assert set(compiled._code_cache) == before
+
+
+@pytest.mark.parametrize(
+    ("regime", "options"),
+    [({"optimizer": "adam"}, {}), ({"batch": 1699}, {}), ({"batch": 5000}, {}), ({"clip": 0.0, "epochs": 3}, {}),
+     ({"batch": 1}, {}), ({}, {"heads": "shared"}), ({"task_batch_decay": 0.5}, {})],
+)  # fmt: skip
+def test_with_other_settings(regime, options, captured_only):
+    """Batches of every size: one example left over, more than there are, so many that the buffer of losses is larger."""
+    base = of("hat", **regime)
+    one = Run(**{**vars(base), **options}) if options else base
+    tasks, method = build(one)
+    forms = [ahead.form_of(task, one.regime) for task in tasks]
+    job = {"spec": one.spec, "tasks": forms, "order": [1], "device": "cpu", "precision": "tf32"}
+    ahead.compile_step({**job, "threads": torch.get_num_threads()})
+    fit = ahead.OneStep(one.regime, [form["room"] for form in forms], 1)
+    loop = None
+
+    def real(method, task, **how):
+        nonlocal loop
+        loop = Trainer(one.regime, engine="compiled").start(method, task, **how)
+        method.train()
+        index = torch.arange(loop.compiled.size)
+        loop.step_on(*loop.prefetcher.split.fetch(index), torch.zeros((), dtype=torch.int64))
+        return loop.close()
+
+    method.learn(tasks[0], fit)
+    method.learn(tasks[1], real)
+    assert not loop.compiled.failed
+    assert len(compiled._code_cache) == 1
+
+
+def test_a_run_that_is_alone_compiles_its_first_form_itself(jobs):
+    assert ahead_of(of("hat"))[2] is not None
+    assert jobs == {}, "both tasks have one form"
+    ahead_of(of("lfl"))
+    assert [job["order"] for job in jobs.values()] == [[0, 1]]
+
+
+def test_every_other_form_gets_one_helper(jobs):
+    """Two numbers of classes, gray and colour: four forms, the first of which this process compiles."""
+    one = of("hat")
+    tasks, method = build(one)
+    gray, colour = tasks[0].train, replace(tasks[0].train, x=tasks[0].train.x.expand(-1, 3, -1, -1))
+    shapes = [(5, gray), (4, gray), (5, colour), (5, gray), (4, colour), (4, gray)]
+    mixed = [replace(tasks[0], index=k, classes=classes, train=train) for k, (classes, train) in enumerate(shapes)]
+    plan = ahead.compile_ahead(one, mixed, method, torch.device("cpu"), "tf32")
+    assert [job["order"] for job in jobs.values()] == [[1], [2], [4]]
+    assert plan.names[0] == plan.names[3]
+    assert len(set(plan.names)) == 4
+
+
+def test_runs_side_by_side_share_helpers(jobs, monkeypatch):
+    monkeypatch.setattr(ahead, "is_interleaved", lambda: True)
+    for seed in (0, 1):
+        ahead_of(Run(**{**vars(of("hat")), "seed": seed}))
+    assert [job["order"] for job in jobs.values()] == [[0]]
+
+
+def test_code_that_is_on_the_disk_needs_no_helper(jobs):
+    plan = ahead_of(of("lfl"))[2]
+    assert len(jobs) == 1
+    jobs.clear()
+    plan.remember()
+    ahead_of(of("lfl"))
+    assert jobs == {}
+
+
+def test_what_is_not_compiled_ahead(jobs, monkeypatch):
+    assert ahead_of(of("lwf"))[2] is None
+    monkeypatch.setattr(helpers, "COUNT", 0)
+    assert ahead_of(of("hat"))[2] is None
+
+
+def dying() -> None:
+    raise SystemExit(1)
+
+
+def test_a_helper_that_dies_changes_no_record(captured_only, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    expected = run(spec("lfl"), engine="compiled")
+    monkeypatch.setattr(helpers, "COUNT", 1)
+    monkeypatch.setattr(helpers, "_jobs", {})
+    monkeypatch.setattr(ahead, "ENTRY", f"{__name__}:dying")
+    found = run(spec("lfl"), engine="compiled")
+    assert len(helpers._jobs) == 1
+    assert_same(expected, found)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_compile(gpu=False), reason="no C++ compiler")
+def test_a_helper_leaves_code_that_this_process_loads(monkeypatch, tmp_path):
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(helpers, "COUNT", 1)
+    monkeypatch.setattr(helpers, "_jobs", {})
+    monkeypatch.setattr(compiled, "_code_cache", {})
+    tasks, method, plan = ahead_of(of("lfl"))
+    counters.clear()
+    fit = Trainer(of("lfl").regime, engine="compiled", progress=False)
+    fit.wait_for_code = plan.wait
+    for task in tasks:
+        method.learn(task, fit)
+    assert counters["inductor"]["fxgraph_cache_miss"] == 1, "the first task, which this process compiled"
+    assert counters["inductor"]["fxgraph_cache_hit"] == 1, "the second, which a helper compiled"
+    assert len(compiled._code_cache) == 2
