@@ -1,14 +1,19 @@
 """The recipes of the five papers: they can be built, their rows are distinct, and records that exist are found."""
 
+import shlex
 from pathlib import Path
 
 import pytest
 
+from hatrack.cli import execute
+from hatrack.cli.group import main
+from hatrack.experiments.record_parts import Spec
 from hatrack.recipes import RECIPES
 from hatrack.recipes.hat_2018 import annealing_gradients
 from hatrack.recipes.quick import quick
 from hatrack.recipes.reproduce import missing_rows, read_records, wanted_runs
 from hatrack.recipes.results import Results
+from hatrack.reporting.words import run_command
 from tests.helpers.records import make
 from tests.recipes.toys import PART
 
@@ -106,3 +111,15 @@ def test_the_gradients_of_figure_2():
     assert annealed[far] < 1e-4
     # the compensation makes every batch's gradient that of a plain sigmoid as long as s |e| is at most 50: 50 / (400 * 3)
     assert compensated[far] == pytest.approx(plain[far] * 50 / (400 * 3), rel=0.05)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_command_of_a_row_is_its_run(name, monkeypatch):
+    """What a page prints for a row gives the same spec on the command line, so that its record is found."""
+    runs = []
+    monkeypatch.setattr(execute, "carry_out", lambda wanted, *rest, **how: runs.extend(wanted))
+    rows = {row.run.name: row for part in RECIPES[name].parts for row in part.rows}
+    for row in rows.values():
+        command = run_command(Spec.from_dict(row.run.spec), [0, 2])
+        assert main(shlex.split(command)[1:]) == 0, command
+        assert [run.name for run in runs[-2:]] == [row.at(0).name, row.at(2).name], command
