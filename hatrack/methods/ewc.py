@@ -8,7 +8,6 @@ lacks a factor 2 and pulls weights towards half the mean. A departure from the p
 than `limit`, because SGD diverges on a stiffness over 2 / lr.
 """
 
-import math
 from typing import Annotated, Literal
 
 import torch
@@ -100,7 +99,8 @@ class EWC(Method):
 
     def stiffness(self) -> Tensor:
         """Return the stiffness of the springs (weights,), lambda F, at most `limit`."""
-        return (self.strength * self.fisher).clamp(max=self.limit or math.inf)
+        springs = self.strength * self.fisher
+        return springs.clamp(max=self.limit) if self.limit else springs
 
     def explain_divergence(self, regime: Regime) -> str:
         return spring(regime, self.stiffness().max().item(), strength=self.fisher.max().item(), limit=1.0)
