@@ -7,7 +7,6 @@ torch's compiler translates only once.
 """
 
 import hashlib
-import importlib
 import logging
 import threading
 import warnings
@@ -39,14 +38,14 @@ _importing: list[threading.Thread] = []  # the thread that imports torch's compi
 
 def import_compiler() -> None:
     """Begin to import torch's compiler, which takes seconds, in a thread; the first step that is compiled waits for it."""
-
-    def load() -> None:
-        with suppress(Exception):  # who needs it imports it again, and gets the error
-            importlib.import_module("torch._inductor.compile_fx")
-
     if not _importing:
-        _importing.append(threading.Thread(target=load, daemon=True))
+        _importing.append(threading.Thread(target=_import, daemon=True))
         _importing[0].start()
+
+
+def _import() -> None:
+    with suppress(Exception):  # who needs it imports it again, and gets the error
+        import torch._inductor.compile_fx  # noqa: F401
 
 
 class Compiled:

@@ -5,12 +5,17 @@ it fails, or if the step that it compiled is not the one that a fit has, the fit
 """
 
 import hashlib
+import multiprocessing
 import os
-import subprocess
+import signal
 import sys
 import threading
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from hatrack.engine.interleaving import others_run
 
@@ -21,39 +26,62 @@ _jobs: dict[str, threading.Event] = {}  # by name: set when the helper has ended
 _places = threading.Semaphore(max(1, COUNT))
 
 
-def start(name: str, entry: str, message: str) -> None:
-    """Start a helper process, as soon as there is a place for it. A job that was given before is not given again.
+def start(name: str, function: Callable[[Any], None], argument: Any) -> None:
+    """Call a function in a helper process, as soon as there is a place for it. A job that was given before is not repeated.
 
     Args:
         name: names the job: see `wait`.
-        entry: the function that the process calls, "module:function", without arguments.
-        message: one line, which the process reads from its standard input. The input ends when this process does.
+        function: a function of a module, not of the user's script.
+        argument: what it is called with; it must be possible to send it to another process.
     """
-    if name not in _jobs and sys.executable:
+    if name not in _jobs:
         _jobs[name] = threading.Event()
-        threading.Thread(target=_supervise, args=(name, entry, message), daemon=True).start()
+        threading.Thread(target=_supervise, args=(name, function, argument), daemon=True).start()
 
 
-def _supervise(name: str, entry: str, message: str) -> None:
-    module, _, function = entry.partition(":")
-    command = [sys.executable, "-c", f"from {module} import {function}; {function}()"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    null = subprocess.DEVNULL
+def _supervise(name: str, function: Callable[[Any], None], argument: Any) -> None:
+    """Start the process of a job and wait for its end."""
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_work, args=(function, argument), daemon=True)  # it ends with this process
     try:
-        with (
-            _places,
-            suppress(OSError),
-            subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=null, stderr=null, env=env, text=True, start_new_session=True
-            ) as process,  # a session of its own: Ctrl-C is for this process
-        ):
-            assert process.stdin is not None
-            process.stdin.write(message + "\n")
-            process.stdin.flush()
-            if process.wait() == 0:
+        with _places, suppress(OSError, RuntimeError):
+            with _without_main():
+                process.start()
+            process.join()
+            if process.exitcode == 0:
                 remember(name)
     finally:
         _jobs[name].set()
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Within it, processes are started that do not import the user's script, which may not be guarded by `__name__`."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _work(function: Callable[[Any], None], argument: Any) -> None:
+    """The main function of a helper. Nothing that it prints is shown."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that it helps
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    warnings.simplefilter("ignore")
+    threading.Thread(target=_end_when_orphaned, daemon=True).start()
+    function(argument)
+
+
+def _end_when_orphaned() -> None:
+    """End at once if the process that started this one was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def wait(name: str) -> None:

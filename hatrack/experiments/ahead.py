@@ -6,10 +6,6 @@ are then those of the run, and compiles it.
 
 import json
 import multiprocessing
-import os
-import sys
-import threading
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +31,6 @@ from hatrack.tasks.task import Task
 from hatrack.tasks.transform import Transform
 from hatrack.training.fit_loop import room_for_losses
 from hatrack.training.trainer import Trainer
-
-ENTRY = f"{__name__}:main"
 
 
 def form_of(task: Task, regime: Regime) -> dict[str, Any]:
@@ -112,7 +106,7 @@ def compile_ahead(spec: Run, tasks: list[Task], method: Method, device: torch.de
                 "spec": spec.spec, "tasks": forms, "order": [0, k] if two and k else [k], "device": device.type,
                 "precision": precision, "threads": torch.get_num_threads(),
             }  # fmt: skip
-            helpers.start(name, ENTRY, json.dumps(job))
+            helpers.start(name, compile_step, job)
     return Ahead(names)
 
 
@@ -160,13 +154,3 @@ def compile_step(job: dict[str, Any]) -> None:
         fit = OneStep(spec.regime, [form["room"] for form in job["tasks"]], job["order"][-1])
         for k in job["order"]:
             method.learn(tasks[k], fit)
-
-
-def main() -> None:
-    """Compile the step that the standard input describes. The process ends when its standard input does."""
-    job = json.loads(sys.stdin.readline())
-    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
-    warnings.simplefilter("ignore")
-    compile_step(job)
-    sys.stdout.flush()
-    os._exit(0)  # at once, though a thread still reads

@@ -1,9 +1,11 @@
 """Helper processes: one for each job, and none that dies, is missing or outlives this process does any harm."""
 
+import os
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,38 +16,45 @@ from hatrack.engine import helpers
 def fresh(monkeypatch, tmp_path):
     """No jobs, and an empty cache."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("HELPER_LOG", str(tmp_path / "log"))
     monkeypatch.setattr(helpers, "_jobs", {})
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "jobs.py").write_text(
-        "import os, sys\n"
-        "def work():\n    open(os.environ['HELPER_LOG'], 'a').write(sys.stdin.readline())\n"
-        "def fail():\n    raise ValueError\n"
-        "def die():\n    os.kill(os.getpid(), 9)\n"
-    )
-    return tmp_path
 
 
-def test_a_helper_does_its_job_once(fresh):
+def write(path):
+    path.open("a").write("done\n")
+
+
+def fail(argument):
+    raise ValueError
+
+
+def die(argument):
+    os.kill(os.getpid(), 9)
+
+
+def test_a_helper_does_its_job_once(tmp_path):
     for _ in range(2):
-        helpers.start("one", "jobs:work", "a message")
+        helpers.start("one", write, tmp_path / "log")
     helpers.wait("one")
-    assert (fresh / "log").read_text() == "a message\n"
+    assert (tmp_path / "log").read_text() == "done\n"
     assert helpers.is_known("one")
     assert not helpers.is_known("two")
 
 
-@pytest.mark.parametrize("entry", ["jobs:fail", "jobs:die", "jobs:missing", "nowhere:work"])
-def test_a_helper_that_dies(entry):
-    helpers.start("one", entry, "")
+@pytest.mark.parametrize("job", [fail, die])
+def test_a_helper_that_dies(job, capfd):
+    helpers.start("one", job, None)
     helpers.wait("one")
     assert helpers._jobs["one"].is_set()
     assert not helpers.is_known("one")
+    assert capfd.readouterr() == ("", "")
 
 
-def test_a_helper_that_can_t_be_started(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
-    helpers.start("one", "jobs:work", "")
+def test_a_helper_that_can_t_be_started(monkeypatch):
+    def refuse(self):
+        raise OSError("no memory")
+
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refuse)
+    helpers.start("one", fail, None)
     helpers.wait("one")
     assert not helpers.is_known("one")
 
@@ -62,17 +71,44 @@ def test_a_helper_that_hangs_is_waited_for_so_long(monkeypatch):
     assert 0.1 <= time.monotonic() - start < 10
 
 
-def test_a_helper_ends_when_its_input_ends():
-    """It does not outlive a killed run: the job here would never end by itself."""
-    code = (
-        "import time\nfrom hatrack.experiments import ahead\n"
-        "ahead.compile_step = lambda job: time.sleep(600)\nprint('ready', flush=True)\nahead.main()"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "ready\n"
-        process.stdin.write("{}\n")
-        process.stdin.flush()
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.5)
-        process.stdin.close()
-        assert process.wait(30) == 1
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+from hatrack.engine import helpers
+from tests.engine.test_helpers import hang
+print("started", flush=True)
+helpers.start("one", hang, Path(sys.argv[1]))
+time.sleep(600)
+"""
+
+
+def hang(path):
+    path.write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def test_a_helper_does_not_import_the_script_and_does_not_outlive_it(tmp_path):
+    """The script has no guard: a helper that imported it would print a second line, and start helpers of its own."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "pid")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        until = time.monotonic() + 60
+        while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.kill()
+        assert process.stdout.read() == "started\n"
+    helper = int((tmp_path / "pid").read_text())
+    until = time.monotonic() + 60
+    while is_alive(helper):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "(zombie)" not in (status.read_text() if (status := Path(f"/proc/{pid}/status")).exists() else "")

@@ -30,7 +30,7 @@ def jobs(monkeypatch, tmp_path):
     given = {}
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(helpers, "COUNT", 1)
-    monkeypatch.setattr(helpers, "start", lambda name, entry, message: given.setdefault(name, json.loads(message)))
+    monkeypatch.setattr(helpers, "start", lambda name, function, job: given.setdefault(name, json.loads(json.dumps(job))))
     return given
 
 
@@ -136,7 +136,7 @@ def test_what_is_not_compiled_ahead(jobs, monkeypatch):
     assert ahead_of(of("hat"))[2] is None
 
 
-def dying() -> None:
+def dying(job) -> None:
     raise SystemExit(1)
 
 
@@ -145,7 +145,7 @@ def test_a_helper_that_dies_changes_no_record(captured_only, monkeypatch, tmp_pa
     expected = run(spec("lfl"), engine="compiled")
     monkeypatch.setattr(helpers, "COUNT", 1)
     monkeypatch.setattr(helpers, "_jobs", {})
-    monkeypatch.setattr(ahead, "ENTRY", f"{__name__}:dying")
+    monkeypatch.setattr(ahead, "compile_step", dying)
     found = run(spec("lfl"), engine="compiled")
     assert len(helpers._jobs) == 1
     assert_same(expected, found)
