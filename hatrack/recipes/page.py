@@ -36,7 +36,7 @@ class Section:
     claims: list[tuple[str, str]]
     order: str
     drawings: list[tuple[str, Drawing]]  # with their titles
-    notes: list[tuple[str, str]]  # by label
+    notes: list[tuple[str, str]]  # the labels that a note is about, and the note
     commands: list[str]
     done: int  # rows whose seeds all have records
     conditions: str  # devices, engines and precisions of the records
@@ -87,11 +87,20 @@ def _section(recipe: Recipe, part: Part, records: Records) -> Section:
         [(claim.text, HOLDS[claim.holds(results)]) for claim in part.claims],
         order(results),
         drawings,
-        [(row.label, row.note) for row in part.rows if row.note],
+        _notes(part),
         [run_command(Spec.from_dict(row.run.spec), list(row.seeds)) for row in part.rows],
         sum(not results.missing(row) for row in part.rows),
         _conditions([r for row in part.rows for r in results.records(row.label)]),
     )
+
+
+def _notes(part: Part) -> list[tuple[str, str]]:
+    """Return the notes of the rows, each once, with the labels of the rows that have it."""
+    labels: dict[str, list[str]] = {}
+    for row in part.rows:
+        if row.note:
+            labels.setdefault(row.note, []).append(row.label)
+    return [("; ".join(names), note) for note, names in labels.items()]
 
 
 def _conditions(records: Sequence[Record]) -> str:

@@ -60,7 +60,7 @@ def test_a_command_that_loads_torch_is_seen():
 
 
 def test_the_help_of_commands_needs_no_torch():
-    for name in ("run", "resume", "report", "demo", "list", "completion"):
+    for name in ("run", "resume", "report", "reproduce", "demo", "list", "completion"):
         shown, loaded, _ = command(name, "--help")
         assert f"hatrack {name}" in shown
         assert not {"torch", "matplotlib"} & set(loaded)
@@ -82,13 +82,13 @@ def completed(*words, shell="bash"):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_commands_and_names_are_completed(shell):
-    assert completed("hatrack", "re", shell=shell) == ["resume", "report"]
+    assert completed("hatrack", "re", shell=shell) == ["resume", "report", "reproduce"]
     assert completed("hatrack", "run", "pm", shell=shell) == ["pmnist", "pmnist-blocks"]
     assert completed("hatrack", "run", "pmnist", "p", shell=shell) == [n for n in METHODS if n.startswith("p")]
 
 
 def test_all_names_are_offered():
-    assert completed("hatrack", "") == ["list", "run", "resume", "report", "demo", "data", "completion"]
+    assert completed("hatrack", "") == ["list", "run", "resume", "report", "reproduce", "demo", "data", "completion"]
     assert completed("hatrack", "data", "") == ["list", "get", "verify", "import"]
     assert completed("hatrack", "run", "") == list(BENCHMARKS)
     assert completed("hatrack", "run", "pmnist", "") == list(METHODS)
