@@ -1,5 +1,6 @@
 """Carrying out `hatrack reproduce`. Imported when it begins: it needs torch."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ def reproduce(
     if not page:
         everything = [part for recipe in recipes for part in parts[recipe.name]]
         how["device"], precision = available(how["device"]), how.pop("precision") or None
+        if quick and how["device"] == "cpu":
+            how["parallel"] = max(how["parallel"], min(2, os.cpu_count() or 1))  # its runs are too small for several threads
         try:
             diverged = carry_out(everything, out, precision, **how)
         except Stopped as error:

@@ -248,8 +248,8 @@ def _reduction_rows() -> tuple[Row, ...]:
     return (
         *(replace(row, published={}) for row in mixture),
         *cifar,
-        Row("HAT on permuted MNIST", Run("pmnist", "hat", benchmark_options={"validate_on": "train"})),
-        Row("HAT on split MNIST", Run("smnist", "hat")),
+        Row("HAT on permuted MNIST", Run("pmnist", "hat", benchmark_options={"validate_on": "train"}), joint=()),
+        Row("HAT on split MNIST", Run("smnist", "hat"), joint=()),
     )
 
 

@@ -41,7 +41,7 @@ class Row:
         published: the numbers of the paper, by the key of a `Quantity`.
         note: what the paper does otherwise, or what is not known.
         x: its place on the x axis of a figure that shows a sweep.
-        joint: the labels of the rows that are its upper reference, in order of preference.
+        joint: the labels of the rows that are its upper reference, in order of preference; none: it has no forgetting ratio.
         random: the label of the row that is its lower reference.
         reference: whether it is such a reference itself, and no approach.
     """

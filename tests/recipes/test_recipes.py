@@ -30,11 +30,15 @@ def test_a_recipe_is_consistent(name):
         assert len(set(runs)) == len(runs), f"two rows of {part.name} are one run"
         keys = {quantity.key for quantity in part.columns}
         assert all(set(row.published) <= keys for row in part.rows)
-        labels = {row.label for row in part.rows}
+        rows = {row.label: row for row in part.rows}
         for row in part.rows:
             if any(key.startswith("ratio") for key in keys) and not row.reference:
-                assert labels & set(row.joint), f"{row.label} has no joint reference"
-                assert row.random in labels
+                assert rows.keys() & set(row.joint), f"{row.label} has no joint reference"
+                assert row.random in rows
+            for label in rows.keys() & {*row.joint, row.random} if row.joint else ():
+                other = rows[label].run
+                same = (row.run.benchmark, row.run.benchmark_options) == (other.benchmark, other.benchmark_options)
+                assert same, f"{row.label} and its reference {label} have other tasks"
 
 
 @pytest.mark.parametrize("name", RECIPES)
