@@ -9,7 +9,7 @@ from hatrack.options import parameters
 from hatrack.recipes.recipe import Part, Recipe, Row
 
 TASKS = 3  # of a sequence, at most, where their number can be chosen
-STAND_IN = "digits-and-clothes"  # for benchmarks whose images do not come with the package
+EXAMPLES = 50  # training images of a task on which the loss is measured after each task
 SMALL: dict[str, dict[str, Any]] = {  # options of small networks; those that are not named here become a small perceptron
     "mlp": {"widths": (100, 100)},
     "resnet18": {"width": 4},
@@ -48,14 +48,14 @@ def quick_run(run: Run) -> Run:
     Returns:
         The same method with the same options, on a few small tasks and for one epoch each.
     """
-    known = parameters(BENCHMARKS.find(run.benchmark))
-    benchmark = run.benchmark if "data" in known else STAND_IN
-    options = {name: value for name, value in run.benchmark_options.items() if benchmark == run.benchmark}
-    options["data"] = "sample"
-    tasks = 6  # of the stand-in
-    if benchmark == run.benchmark and "tasks" in known:
-        options["tasks"] = tasks = min([TASKS, run.benchmark_options["tasks"], *known["tasks"].choices])
     network = run.network if run.network in SMALL else "mlp"
+    known = parameters(BENCHMARKS.find(run.benchmark))
+    benchmark, options, tasks = run.benchmark, {**run.benchmark_options, "data": "sample"}, 6
+    if "data" not in known:  # its images do not come with the package
+        benchmark, options = ("digits-and-clothes" if network == "mlp" else "smnist"), {"data": "sample"}
+        tasks = 6 if network == "mlp" else 2
+    elif "tasks" in known:
+        options["tasks"] = tasks = min([TASKS, run.benchmark_options["tasks"], *known["tasks"].choices])
     dropouts = {k: v for k, v in run.network_options.items() if "dropout" in k and network == run.network}
     method = dict(run.method_options)
     if method.get("at"):
@@ -69,6 +69,7 @@ def quick_run(run: Run) -> Run:
         network=network,
         network_options={**SMALL[network], **dropouts},
         method_options=method,
+        train_examples=EXAMPLES,
         regime=replace(run.regime, epochs=1),
         pretrain="mnist" if run.pretrain else "",
     )
