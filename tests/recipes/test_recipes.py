@@ -127,3 +127,12 @@ def test_the_command_of_a_row_is_its_run(name, monkeypatch):
         command = run_command(Spec.from_dict(row.run.spec), [0, 2])
         assert main(shlex.split(command)[1:]) == 0, command
         assert [run.name for run in runs[-2:]] == [row.at(0).name, row.at(2).name], command
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_references_of_the_quick_version_have_the_same_tasks(name):
+    for part in quick(RECIPES[name]).parts:
+        rows = {row.label: row for row in part.rows}
+        for row in part.rows:
+            for label in rows.keys() & {*row.joint, row.random} if row.joint else ():
+                assert rows[label].run.benchmark_options == row.run.benchmark_options, (part.name, row.label, label)
