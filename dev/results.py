@@ -18,7 +18,8 @@ from hatrack.recipes.results import Results
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
-HEADLINE = ("HAT", "EWC", "IMM-mode", "SGD", "IMM-mean", "LwF", "LFL", "SGD-F", "PNN", "PathNet", "joint")
+HEADLINE = ("HAT", "EWC", "IMM-mode", "SGD", "IMM-mean", "LwF", "LFL", "SGD-F", "PNN", "PathNet", "joint",
+            "HAT, xavier", "SGD, xavier")  # fmt: skip
 
 
 def headline() -> str:
@@ -27,7 +28,7 @@ def headline() -> str:
     results = Results(part, read_records(RESULTS))
     table = main_table(results)
     rows = [row for row in table.rows if row[0] in HEADLINE and row[1] != "0"]
-    rows.sort(key=lambda row: row[0] == "joint" or -(results.mean(row[0], part.columns[1]) or 0))
+    rows.sort(key=lambda row: (row[0] == "joint", -(results.mean(row[0], part.columns[0]) or 0)))
     chosen = [0, 1, 2, 3, 6, 8]
     return _markdown(Grid("", [table.head[k] for k in chosen], [[row[k] for k in chosen] for row in rows]))
 

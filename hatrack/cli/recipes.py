@@ -13,7 +13,9 @@ from rich.text import Text
 from hatrack.cli.errors import Interrupted
 from hatrack.cli.execute import available
 from hatrack.cli.values import parse_seeds
+from hatrack.files.atomic import writable
 from hatrack.methods.divergence import Diverged
+from hatrack.options import nearest
 from hatrack.recipes import RECIPES
 from hatrack.recipes import quick as quick_version
 from hatrack.recipes.page import main_table, write_page
@@ -43,11 +45,14 @@ def reproduce(
     out = out / "quick" if quick else out
     recipes = [_chosen(name, quick) for name in names]
     wanted = tuple(filter(None, (part.strip() for part in only.split(","))))
-    parts = {recipe.name: _with_seeds(recipe.only(wanted), seeds) for recipe in recipes}
+    parts = {recipe.name: _with_seeds(parts, seeds) for recipe, parts in _named(recipes, wanted)}
+    recipes = [recipe for recipe in recipes if parts.get(recipe.name)]
     if missing:
         for recipe in recipes:
             _tell_missing(recipe, parts[recipe.name], out)
         return
+    if quick:
+        print(quick_version.NOTICE)
     diverged = []
     if not page:
         everything = [part for recipe in recipes for part in parts[recipe.name]]
@@ -59,6 +64,7 @@ def reproduce(
         except Stopped as error:
             _write_pages(recipes, out, quick)
             raise Interrupted(str(error)) from error
+    writable(out)  # an error now if nothing can be written there
     for recipe in recipes:
         for part in parts[recipe.name]:
             _show(part, out)
@@ -70,6 +76,17 @@ def reproduce(
 def _chosen(name: str, small: bool) -> Recipe:
     recipe = RECIPES.find(name)
     return quick_version.quick(recipe) if small else recipe
+
+
+def _named(recipes: Sequence[Recipe], wanted: tuple[str, ...]) -> list[tuple[Recipe, list[Part]]]:
+    """Return the parts of these names in every recipe; each name must be a part of one of them."""
+    if len(recipes) == 1:
+        return [(recipes[0], recipes[0].only(wanted))]
+    known = {part.name for recipe in recipes for part in recipe.parts}
+    for name in wanted:
+        if name not in known:
+            raise ValueError(f"no recipe has a part {name!r}; {nearest(name, known)}")
+    return [(recipe, [part for part in recipe.parts if not wanted or part.name in wanted]) for recipe in recipes]
 
 
 def _with_seeds(parts: list[Part], seeds: str | None) -> list[Part]:
@@ -114,9 +131,8 @@ def _tell_missing(recipe: Recipe, parts: list[Part], out: Path) -> None:
 
 def _total(found: Sequence[Missing]) -> str:
     """Return what all of it would cost, so far as it is known."""
-    known = [item for item in found if item.seconds is not None]
-    hours = sum(item.cost for item in known) / 3600
-    unknown = sum(len(item.seeds) for item in found if item.seconds is None)
-    runs = sum(len(item.seeds) for item in known)
+    costs = {item.row.at(seed).name: item.seconds for item in found for seed in item.seeds}  # a run of several parts once
+    known = [seconds for seconds in costs.values() if seconds is not None]
+    hours, runs, unknown = sum(known) / 3600, len(known), len(costs) - len(known)
     more = f", and {unknown} runs of unknown cost" if unknown else ""
     return f"{runs} runs of about {hours:.1f} hours one after the other, on the machines of the records{more}"

@@ -8,7 +8,6 @@ import numpy as np
 from hatrack.recipes.quantities import Quantity
 from hatrack.recipes.recipe import Grid, Published
 from hatrack.recipes.results import Results
-from hatrack.recipes.verdicts import verdict
 from hatrack.reporting.measures import MISSING, MeanStd, Measure, format_number, format_std, mean_std
 
 RATIO = Measure("", "", "ratio", "")
@@ -32,7 +31,7 @@ def ratio_by_tasks(results: Results) -> Grid | None:
     rows = []
     for label, found in lines.items():
         values = [[line[t] for line in found if t < len(line)] for t in range(tasks)]
-        rows.append([label, str(len(found)), *(cell(RATIO, mean_std(column)) for column in values)])
+        rows.append([label, str(len(found)), *(cell(RATIO, mean_std(column), len(found)) for column in values)])
     heads = ["approach", "n", *(f"t = {t + 1}" for t in range(tasks))]
     return Grid("Forgetting ratio after every number of tasks", heads, rows)
 
@@ -83,24 +82,21 @@ def _loss(value: float | None) -> str:
 
 
 def compared(
-    title: str, lines: Callable[[Results], list[tuple[str, float | None, Published]]], measure: Measure, tolerance: float
+    title: str, lines: Callable[[Results], list[tuple[str, float | None, Published]]], measure: Measure
 ) -> Callable[[Results], Grid | None]:
-    """Return a table of numbers that follow from several rows, each beside the published one.
+    """Return a table of numbers that follow from several rows, each beside the published one, without a verdict.
 
     Args:
         title: of the table.
-        lines: the name, our value (None: a row is missing) and the published value of each line.
+        lines: the name, our value (None: a row is missing, or it means nothing) and the published value of each line.
         measure: how values are written.
-        tolerance: up to which difference they agree.
     """
 
     def grid(results: Results) -> Grid:
-        rows = []
-        for name, ours, published in lines(results):
-            found = MeanStd(ours, None, 1) if ours is not None else None
-            words = verdict(found, published, tolerance)
-            rows.append([name, format_number(measure, published.mean), cell(measure, found), words])
-        return Grid(title, ["", "published", "ours", "verdict"], rows)
+        found = [
+            (name, cell(measure, None if ours is None else MeanStd(ours, None, 1)), p) for name, ours, p in lines(results)
+        ]
+        return Grid(title, ["", "published", "ours"], [[n, format_number(measure, p.mean), ours] for n, ours, p in found])
 
     return grid
 

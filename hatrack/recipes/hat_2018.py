@@ -50,6 +50,7 @@ def P(mean: float, std: float | None = None) -> Published:  # noqa: N802
     return Published(mean, std, 10)
 
 
+HEADS_NOTE = "Heads of single tasks are not averaged; the authors' code averages them with their initial values."
 PATHNET_NOTE = "60 epochs per task at most in place of 200, because it trains two paths per task; the paper's take 400."
 APPROACHES = (
     Approach("HAT", "hat", P(-0.02, 0.03), P(-0.06, 0.01)),
@@ -66,7 +67,7 @@ APPROACHES = (
         "penalty to the validation loss that chooses the best epoch, holds out 10 % of cifar where the paper says 15 %, and "
         "was searched on the mixture.",
     ),
-    Approach("IMM-mean", "imm-mean", P(-0.12, 0.10), P(-0.42, 0.04)),
+    Approach("IMM-mean", "imm-mean", P(-0.12, 0.10), P(-0.42, 0.04), note=HEADS_NOTE),
     Approach("SGD-F", "frozen", P(-0.20, 0.15), P(-0.44, 0.06)),
     Approach(
         "IMM-mode",
@@ -225,7 +226,7 @@ def _reductions(results: Results) -> list[tuple[str, float | None, Published]]:
     """Return the reductions of forgetting of 001: how much closer HAT comes to the reference than the best baseline."""
 
     def reduction(hat: float | None, other: float | None, best: float = 0.0) -> float | None:
-        return None if hat is None or other is None else 1 - (best - hat) / (best - other)
+        return None if hat is None or other is None or other >= best else 1 - (best - hat) / (best - other)
 
     mean = results.mean
     si, conceptors = 0.971, 0.949  # quoted by 001
@@ -262,17 +263,21 @@ MIXTURE_OPEN = table_1(
     "mixture-open",
     order_by=RATIO_8,
 )
+BASELINES = tuple(a.label for a in APPROACHES if a.label not in ("HAT", "EWC"))
 CIFAR = Part(
     "cifar",
     "Ten tasks of CIFAR-10 and CIFAR-100",
     "Five tasks of two classes and five of twenty, in the order of the seed. The paper gives the ratios of two approaches "
-    "after ten tasks, and says that PathNet and PNN end below EWC here.",
+    "after ten tasks, and says that PathNet and PNN end below EWC here. 15 % of the images are held out for validation, as "
+    "the paper says; its code holds out 10 %. Gates are binary after training; in the code they stay soft. Compiled and "
+    "recorded steps round differently, as other seeds would.",
     _cifar_rows(),
     (RATIO_10, ACCURACY, summary("learning"), summary("forgetting")),
     {"ratio_10": 0.02},
     claims=(
         Claim("HAT forgets less than EWC.", lambda r: r.above(RATIO_10, "HAT", "EWC")),
         Claim("PathNet and PNN end below EWC at t = 10.", lambda r: r.above(RATIO_10, "EWC", "PNN", "PathNet")),
+        Claim("EWC is the best baseline.", lambda r: r.above(RATIO_10, "EWC", *BASELINES)),
     ),
     plots=(ratio_lines(),),
     grids=(ratio_by_tasks, accuracy_by_position("HAT")),
@@ -299,8 +304,9 @@ RECIPE = Recipe(
             "annealing",
             "Figure 2: annealing and the gradients of the embeddings",
             "What an embedding gathers of gradient in an epoch, against its value, each curve scaled to its highest value. "
-            "Without annealing the whole range of the sigmoid learns; with it only embeddings near 0; the compensation "
-            "restores most of the range: it is cut off where s |e| is over 50.",
+            "Without annealing the whole range of the sigmoid learns; with it only embeddings very near 0. The compensation "
+            "would give the whole range back, but for its cut-off where s |e| is over 50 (as in the paper), which leaves a "
+            "narrower bell with long tails.",
             plots=(
                 curves("gradients", "Figure 2: what annealing does to the gradients", annealing_gradients, "embedding e"),
             ),
@@ -309,7 +315,7 @@ RECIPE = Recipe(
             "smax",
             "Figure 4, left: the hardness smax",
             "Gates that are used and kept as they are, soft, as in the authors' code, because binary gates never forget. "
-            "One seed, on cifar; the paper's figure is of the mixture.",
+            "One seed at least, on cifar; the paper's figure is of the mixture.",
             _sweep_rows("smax", (25, 50, 100, 200, 400, 800), masks="soft"),
             (RATIO_10, ACCURACY, summary("forgetting")),
             plots=(sweep("smax", "Figure 4: the forgetting ratio against smax", "smax", RATIO_10, ("smax",)),),
@@ -317,7 +323,7 @@ RECIPE = Recipe(
         Part(
             "c",
             "Figure 4, right: the price c of capacity",
-            "One seed, on cifar; the paper's figure is of the mixture.",
+            "One seed at least, on cifar; the paper's figure is of the mixture.",
             _sweep_rows("c", (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5)),
             (RATIO_10, ACCURACY),
             plots=(sweep("c", "Figure 4: the forgetting ratio against c", "c", RATIO_10, ("c",)),),
@@ -341,8 +347,15 @@ RECIPE = Recipe(
         Part(
             "smnist",
             "Split MNIST, two tasks of five digits",
-            "The paper quotes 94.9 % for conceptors.",
-            (Row("HAT", Run("smnist", "hat"), published={"accuracy": percent(99.0)}),),
+            "In the authors' code the validation data are the training data. The paper quotes 94.9 % for conceptors.",
+            (
+                Row(
+                    "HAT, validated on the training data",
+                    Run("smnist", "hat", benchmark_options={"validate_on": "train"}),
+                    published={"accuracy": percent(99.0)},
+                ),
+                Row("HAT, 15 % held out", Run("smnist", "hat"), published={"accuracy": percent(99.0)}),
+            ),
             (ACCURACY, summary("forgetting")),
             {"accuracy": 0.003},
         ),
@@ -364,9 +377,7 @@ RECIPE = Recipe(
             "By how much HAT reduces the forgetting ratio of the best baseline (for MNIST: the errors that the paper "
             "quotes). On mixture-open two data sets differ from the paper's.",
             _reduction_rows(),
-            grids=(
-                compared("Reductions of forgetting, in %", _reductions, Measure("reduction", "Reduction", "%", ""), 0.1),
-            ),
+            grids=(compared("Reductions of forgetting, in %", _reductions, Measure("reduction", "Reduction", "%", "")),),
         ),
     ),
 )

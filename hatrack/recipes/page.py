@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ class Section:
     grids: list[Grid]
     claims: list[tuple[str, str]]
     order: str
+    tolerance: str
     drawings: list[tuple[str, Drawing]]  # with their titles
     notes: list[tuple[str, str]]  # the labels that a note is about, and the note
     commands: list[str]
@@ -86,12 +88,19 @@ def _section(recipe: Recipe, part: Part, records: Records) -> Section:
         [grid for make in part.grids if (grid := make(results))],
         [(claim.text, HOLDS[claim.holds(results)]) for claim in part.claims],
         order(results),
+        _tolerance(part),
         drawings,
         _notes(part),
         [run_command(Spec.from_dict(row.run.spec), list(row.seeds)) for row in part.rows],
         sum(not results.missing(row) for row in part.rows),
         _conditions([r for row in part.rows for r in results.records(row.label)]),
     )
+
+
+def _tolerance(part: Part) -> str:
+    """Return up to which differences numbers of a part agree."""
+    shown = [q for q in part.columns if q.key in part.tolerance and _is_published(part, q)]
+    return ", ".join(f"{q.measure.title} {format_number(q.measure, part.tolerance[q.key])}" for q in shown)
 
 
 def _notes(part: Part) -> list[tuple[str, str]]:
@@ -133,6 +142,8 @@ def _is_published(part: Part, quantity: Quantity) -> bool:
 def _cells(results: Results, row: Row, quantity: Quantity) -> list[str]:
     ours, published, measure = results.summary(row.label, quantity), row.published.get(quantity.key), quantity.measure
     count = len(results.records(row.label))
+    if any(map(math.isinf, results.values(row.label, quantity))):
+        return ["not finite"] if not _is_published(results.part, quantity) else [MISSING, "not finite", MISSING, MISSING]
     if not _is_published(results.part, quantity):
         return [cell(measure, ours, count)]
     given = cell(measure, MeanStd(published.mean, published.std, 0)) if published else MISSING

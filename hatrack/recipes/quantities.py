@@ -9,7 +9,7 @@ import numpy as np
 from hatrack.experiments import metrics
 from hatrack.experiments.record import Record
 from hatrack.reporting.measures import MEASURES, Measure
-from hatrack.reporting.references import counted_accuracy, counted_summary
+from hatrack.reporting.references import counted_accuracy, counted_summary, lengths
 
 
 class References(NamedTuple):
@@ -81,7 +81,8 @@ def largest_loss() -> Quantity:
     measure = Measure("largest_loss", "Largest loss on a finished task", "ratio", meaning)
 
     def value(record: Record, _: References) -> float:
-        rows = [[math.inf if v is None else v for v in row[:t]] for t, row in enumerate(record.loss)]
+        counted = lengths(record)
+        rows = [[math.inf if v is None else v for v in row[:t]] for t, row in enumerate(record.loss) if t + 1 in counted]
         return max((v for row in rows for v in row), default=math.nan)
 
     return Quantity(measure, value)
@@ -91,7 +92,7 @@ def epochs_to(accuracy: float, task: int) -> Quantity:
     """Return how many epochs a task took until its validation accuracy reached a value; NaN if it never did."""
     title = f"Epochs of task {task} to {100 * accuracy:g} %"
     meaning = "The first epoch whose accuracy on validation data is at least this."
-    measure = Measure(f"epochs_to_{100 * accuracy:g}", title, "count", meaning)
+    measure = Measure(f"epochs_to_{100 * accuracy:g}", title, "s", meaning)  # one decimal
 
     def value(record: Record, _: References) -> float:
         points = [point for curve in record.curves if curve.task == task - 1 for point in curve.epochs]

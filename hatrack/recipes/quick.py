@@ -11,6 +11,7 @@ from hatrack.recipes.recipe import Part, Recipe, Row
 
 TASKS = 3  # of a sequence, at most, where their number can be chosen
 STAND_IN = 5  # pairs of digits, in place of sequences whose images do not come with the package
+BATCH = 200  # of deep networks, whose steps take long however small they are
 EXAMPLES = 50  # training images of a task on which the loss is measured after each task
 SMALL: dict[str, dict[str, Any]] = {  # options of small networks; those that are not named here become a small perceptron
     "mlp": {"widths": (100, 100)},
@@ -32,9 +33,12 @@ def quick(recipe: Recipe) -> Recipe:
 
 
 def _part(part: Part) -> Part:
-    rows = tuple(replace(row, run=quick_run(row.run), seeds=(0,), published={}) for row in part.rows)
+    rows = tuple(replace(row, run=quick_run(row.run), seeds=(0,), published={}, note="") for row in part.rows)
     columns = {q.key: q for q in (ratio() if q.key.startswith("ratio") else q for q in part.columns)}
-    return replace(part, rows=_distinct(rows), columns=tuple(columns.values()), order_by=None, claims=())
+    grids = part.grids if part.columns else ()  # without columns they compare with published numbers
+    return replace(
+        part, text="", rows=_distinct(rows), columns=tuple(columns.values()), order_by=None, claims=(), grids=grids
+    )
 
 
 def _distinct(rows: tuple[Row, ...]) -> tuple[Row, ...]:
@@ -73,6 +77,6 @@ def quick_run(run: Run) -> Run:
         network_options={**SMALL[network], **dropouts},
         method_options=method,
         train_examples=EXAMPLES,
-        regime=replace(run.regime, epochs=1),
+        regime=replace(run.regime, epochs=1, batch=run.regime.batch if network == "mlp" else BATCH),
         pretrain="mnist" if run.pretrain else "",
     )

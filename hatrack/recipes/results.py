@@ -13,19 +13,21 @@ from hatrack.recipes.quantities import Quantity, References, ratios
 from hatrack.recipes.recipe import Part, Row
 from hatrack.reporting.measures import MeanStd, mean_std
 
+ANY = ("seed", "watch_tasks")
 Records = dict[str, dict[int, Record]]  # by what was run, then by seed
 
 
 def index(records: Iterable[Record]) -> Records:
     """Sort records by what was run, whatever the seed."""
     found: Records = {}
-    for record in records:
+    for record in sorted(records, key=lambda record: "watch_tasks" in record.spec.written):  # watched ones replace others
         found.setdefault(_key(record.spec), {})[record.spec.seed] = record
     return found
 
 
 def _key(spec: Spec) -> str:
-    return json.dumps({key: value for key, value in spec.written.items() if key != "seed"}, sort_keys=True)
+    """Return what was run, whatever the seed, and whether or not tasks were watched, which changes nothing of it."""
+    return json.dumps({key: value for key, value in spec.written.items() if key not in ANY}, sort_keys=True)
 
 
 class Results:
@@ -74,11 +76,12 @@ class Results:
         return [line for line in found if line is not None]
 
     def above(self, quantity: Quantity, higher: str, *others: str, by: float = 0.0) -> bool | None:
-        """Return whether a row's mean is above those of others by a margin; None if one of them is missing."""
+        """Return whether a row's mean is above those of others by a margin; None if that hangs on a missing row."""
         first, rest = self.mean(higher, quantity), [self.mean(other, quantity) for other in others]
-        if first is None or any(value is None for value in rest):
-            return None
-        return all(first > value + by for value in rest if value is not None)
+        known = [value for value in rest if value is not None]
+        if first is None or not all(first > value + by for value in known):
+            return None if first is None else False
+        return True if len(known) == len(rest) else None
 
 
 def rank_correlation(ours: Sequence[float], published: Sequence[float]) -> float:

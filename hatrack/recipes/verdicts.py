@@ -8,8 +8,9 @@ from hatrack.reporting.measures import MeanStd
 
 NOT_RUN, NOT_PUBLISHED = "not run yet", "—"
 RULE = (
-    "A number agrees with the published one if they differ by no more than two standard errors of the difference, or by no "
-    "more than a tolerance that was fixed beforehand. A single seed of ours is taken to vary like the published runs."
+    "A number agrees with the published one if they differ by no more than two standard errors of the difference, a rough "
+    "measure with few seeds, or by no more than the tolerance of the table. Where one side has no standard deviation, that "
+    "of the other is taken for both."
 )
 
 
@@ -35,11 +36,9 @@ def verdict(ours: MeanStd | None, published: Published | None, tolerance: float 
 
 
 def standard_error(ours: MeanStd, published: Published) -> float:
-    """Return the standard error of the difference of two means; 0 if the paper gives no deviation."""
-    if published.std is None:
-        return 0.0
-    own = published.std if ours.std is None else ours.std / math.sqrt(ours.seeds)
-    return math.hypot(own, published.std / math.sqrt(published.runs))
+    """Return the standard error of the difference of two means; 0 if neither has a standard deviation."""
+    stds = [std for std in (ours.std, published.std) if std is not None] or [0.0]
+    return math.hypot(stds[0] / math.sqrt(ours.seeds), stds[-1] / math.sqrt(published.runs))
 
 
 def order(results: Results) -> str:

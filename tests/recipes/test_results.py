@@ -72,6 +72,8 @@ def test_above_knows_when_a_row_is_missing(results):
     assert results.above(ACCURACY, "SGD", "HAT") is False
     assert results.above(ACCURACY, "HAT", "SGD", by=0.5) is False
     assert results.above(ACCURACY, "HAT", "SGD", "EWC") is None
+    assert results.above(ACCURACY, "SGD", "HAT", "EWC") is False  # EWC is missing, but HAT refutes it already
+    assert results.above(ACCURACY, "EWC", "SGD") is None
 
 
 def test_quantities_by_hand(results):
@@ -94,6 +96,8 @@ def test_quantities_by_hand(results):
         (MeanStd(0.504, None, 1), Published(0.5), 0.003, "higher"),
         (MeanStd(0.48, 0.01, 4), Published(0.5, 0.02, 4), 0.0, "agrees"),  # 2 sqrt(0.01^2 / 4 + 0.02^2 / 4) = 0.0224
         (MeanStd(0.477, 0.01, 4), Published(0.5, 0.02, 4), 0.0, "lower"),
+        (MeanStd(0.52, 0.02, 4), Published(0.5, None, 4), 0.0, "agrees"),  # 2 sqrt(2 * 0.02^2 / 4) = 0.0283
+        (MeanStd(0.53, 0.02, 4), Published(0.5, None, 4), 0.0, "higher"),
         (MeanStd(0.46, None, 1), Published(0.5, 0.02, 4), 0.0, "agrees"),  # 2 sqrt(0.02^2 + 0.02^2 / 4) = 0.0447
         (MeanStd(0.45, None, 1), Published(0.5, 0.02, 4), 0.0, "lower"),
     ],
