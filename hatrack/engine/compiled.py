@@ -3,35 +3,53 @@
 The rule of the step (`method.py`) makes this possible. The step runs once, and every operation is captured in a graph, also
 those of the backward pass. Whatever the step reads or writes besides its inputs (parameters, buffers, data) becomes an input
 of the graph. So two steps with the same operations and shapes, of two seeds or of two tasks, have the same graph, which
-torch's compiler translates only once.
+torch's compiler translates only once. Once there is code, a step is first executed with a log of its operations
+(`signature.py`): a step with the log of an earlier one takes its code and need not be captured.
 """
 
 import hashlib
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, cast
+from collections.abc import Callable, Container, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, fx
 from torch.random import fork_rng
-from torch.utils._pytree import tree_leaves
 
 from hatrack.engine import decompositions
 from hatrack.engine.decompositions import CHANGE_LAYOUT, DECOMPOSITIONS
-from hatrack.engine.rollback import Rollback, is_written, restore_afterwards
+from hatrack.engine.graph import capture, check_copies, result_signature
+from hatrack.engine.rollback import Rollback, restore_afterwards
+from hatrack.engine.signature import OperationLog, input_signature
 
 Run = Callable[..., Tensor]
-aten = torch.ops.aten
 OPTIONS = {
     "fallback_random": True,  # torch's own generators, as in eager steps; checkpoints contain their state
     "max_pointwise_cat_inputs": 64,  # compute the norms of all gradients in one kernel
     "deterministic": True,  # kernels that are chosen by their measured time may round differently in the next run
     "comprehensive_padding": False,  # padding would copy the patches of images
 }
-_code_cache: dict[str, Run] = {}  # compiled code by its key: the text of the graph and the signature of its tensors
+
+
+@dataclass
+class Code:
+    """Compiled code.
+
+    Attributes:
+        run: executes it on the inputs of the graph: those of the step, then all other tensors.
+        places: by the signature of a step that it was compiled for, where these other tensors are among the external ones of
+            the step's log.
+    """
+
+    run: Run
+    places: dict[str, list[int]] = field(default_factory=dict)
+
+
+_code_cache: dict[str, Code] = {}  # compiled code by its key: the text of the graph and the signature of its tensors
 _lock = threading.Lock()  # torch captures and compiles in one thread at a time
 _importing: list[threading.Thread] = []  # the thread that imports torch's compiler, once there is one
 
@@ -87,36 +105,82 @@ class Compiled:
             thread.join()
         inputs = tuple(t.clone() for t in inputs)  # a view of a larger tensor would have another signature
         try:
-            graph, written = self._capture(inputs)
+            if self._reuse(inputs):
+                return
+            graph, written, signature, places = self._capture(inputs)
             arguments = [*inputs, *self.tensors]
             if any(t.is_neg() or t.is_conj() for t in arguments):
                 raise RuntimeError("a tensor is a lazy negative or conjugate view of its memory")
             with _lock, torch.autocast(inputs[0].device.type, enabled=False):  # the graph contains the casts of autocast
-                key = f"{graph.code}{_input_signature(arguments)}{_result_signature(graph)}"
+                key = f"{graph.code}{input_signature(arguments)}{result_signature(graph)}"
                 if key not in _code_cache:
-                    _code_cache[key] = _compile_graph(graph, arguments, key)
+                    _code_cache[key] = Code(_compile_graph(graph, arguments, key))
+                code = _code_cache[key]
                 with fork_rng(), restore_afterwards([t for t in self.tensors if t.untyped_storage().data_ptr() in written]):
-                    _code_cache[key](*arguments)
-            self.run = _code_cache[key]
+                    code.run(*arguments)
+                if signature:
+                    code.places[signature] = places
+            self.run = code.run
         except Exception as error:  # the compiler may fail in many ways; the step can always run eagerly
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             warnings.warn(f"steps are not compiled: {reason}", stacklevel=4)
 
-    def _capture(self, inputs: tuple[Tensor, ...]) -> tuple[fx.GraphModule, Container[int]]:
-        """Return the graph of the operations and the addresses of the memory that they write to.
+    @contextmanager
+    def _without_effects(self) -> Iterator[Rollback]:
+        """Check the rule of the step in the block, and roll back the effects of its operations."""
+        rollback = Rollback()  # type: ignore[no-untyped-call]
+        with _lock, fork_rng(), rollback, torch.enable_grad(), self.rule():
+            yield rollback
+
+    def _reuse(self, inputs: tuple[Tensor, ...]) -> bool:
+        """Take the code of an earlier step that executed the same operations. Return False if there is none.
+
+        The code needs no trial: it ran with tensors of the same signature.
+        """
+        from torch.fx.experimental.proxy_tensor import disable_autocast_cache
+
+        if not any(code.places for code in list(_code_cache.values())):
+            return False
+        log = OperationLog(inputs, DECOMPOSITIONS)
+        try:
+            with self._without_effects(), disable_autocast_cache():  # as while it is captured
+                with log:
+                    result = self.function(*inputs)
+                log.finish(result)
+                signature = log.signature()
+        except RuntimeError:  # as the first attempt to capture it would
+            signature = ""
+        finally:
+            decompositions.patch_cache.clear()
+        code = next((code for code in list(_code_cache.values()) if signature in code.places), None)
+        if code is None:
+            log.restore_grads()
+            return False
+        self.run, self.tensors = code.run, [log.external[place].detach() for place in code.places[signature]]
+        return True
+
+    def _capture(self, inputs: tuple[Tensor, ...]) -> tuple[fx.GraphModule, Container[int], str, list[int]]:
+        """Capture the operations in a graph.
 
         Some networks do not work with images whose channels are last in memory (`x.view(len(x), -1)`,
         `x.flatten(1).mul_(2)`). For them a second attempt leaves convolutions as they are.
+
+        Returns:
+            The graph, the addresses of the memory that the operations write to, the signature of the step, and the places of
+            the graph's tensors in its log. The signature is "" if the log is not exact, or if it took the second attempt.
         """
         same_layout = {op: function for op, function in DECOMPOSITIONS.items() if op not in CHANGE_LAYOUT}
         for table in (DECOMPOSITIONS, same_layout):
-            rollback = Rollback()  # type: ignore[no-untyped-call]
+            log = OperationLog(inputs, table)
             try:
-                with _lock, fork_rng(), rollback, torch.enable_grad(), self.rule():
-                    graph, self.tensors = capture(self.function, inputs, table)
+                with self._without_effects() as rollback:
+                    graph, tensors = capture(self.function, inputs, log)
+                    places = log.places(tensors)
+                    signature = log.signature() if table is DECOMPOSITIONS else ""
                 if table is DECOMPOSITIONS:
-                    _check_copies(graph.graph)
-                return graph, rollback.before
+                    check_copies(graph.graph)
+                self.tensors = [t.detach() for t in tensors]
+                return graph, rollback.before, signature, places
             except RuntimeError as error:
                 reason = error
         raise reason
@@ -143,99 +207,3 @@ def _compile_graph(graph: fx.GraphModule, inputs: list[Tensor], key: str) -> Run
         tag = hashlib.sha256(key.encode()).hexdigest()
         with tracing(TracingContext(fake_mode)), torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
             return cast(Run, compile_fx(graph, fakes, config_patches=options))
-
-
-def capture(
-    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], table: Mapping[Any, Callable[..., Any]] = DECOMPOSITIONS
-) -> tuple[fx.GraphModule, list[Tensor]]:
-    """Execute a function and capture its operations.
-
-    Args:
-        function: a function of tensors.
-        inputs: its inputs.
-        table: decompositions, by operation.
-
-    Returns:
-        The operations as a graph, whose inputs are those of the function and then all other tensors that it uses; and these
-        tensors.
-    """
-    from torch._guards import TracingContext, tracing
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    # One mode for the shapes of all results. Without it torch would make a new one for every operation, with a stack trace,
-    # which takes as long as all the rest.
-    fake_mode = FakeTensorMode(allow_fallback_kernels=True)
-    try:
-        with tracing(TracingContext(fake_mode)):
-            module = make_fx(lambda *given: function(*given), decomposition_table=table)(*inputs)
-    finally:
-        decompositions.patch_cache.clear()
-    graph, tensors, placeholders = module.graph, [], {}
-    for node in reversed(graph.nodes):  # remove marks of the profiler, and operations whose result is not used
-        if node.op == "call_function" and not node.users and not _has_side_effect(node):
-            graph.erase_node(node)
-    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
-    for node in [node for node in graph.nodes if node.op == "get_attr"]:
-        name = str(node.target)
-        if name not in placeholders:
-            with graph.inserting_after(last):
-                last = placeholders[name] = graph.placeholder(name)
-            tensors.append(cast(Tensor, getattr(module, name)).detach())
-            delattr(module, name)
-        node.replace_all_uses_with(placeholders[name])
-        graph.erase_node(node)
-    module.recompile()
-    return module, tensors
-
-
-def _has_side_effect(node: fx.Node) -> bool:
-    """Return whether an operation writes to an argument or draws random numbers."""
-    schema, tags = getattr(node.target, "_schema", None), getattr(node.target, "tags", ())
-    return (schema is not None and any(map(is_written, schema.arguments))) or torch.Tag.nondeterministic_seeded in tags
-
-
-def _check_copies(graph: fx.Graph) -> None:
-    """Raise an error if the step writes to a copy that is a view in eager mode, where the channels are first.
-
-    In eager mode later operations would see the change; here it would be lost.
-    """
-    for node in graph.nodes:
-        for source in _written_arguments(node):
-            while _returns_view(source):
-                source = cast(fx.Node, source.args[0])
-            if source.target is aten.clone.default and source.kwargs.get("memory_format") is torch.contiguous_format:
-                raise RuntimeError("the step writes to a copy of images")
-        if node.target is aten.as_strided.default and node.args[0].op == "call_function":
-            raise RuntimeError("the step depends on how images lie in memory")
-
-
-def _written_arguments(node: fx.Node) -> list[fx.Node]:
-    schema = getattr(node.target, "_schema", None)
-    given = zip(schema.arguments, node.args, strict=False) if schema else ()
-    return [value for argument, value in given if is_written(argument) and isinstance(value, fx.Node)]
-
-
-def _returns_view(node: fx.Node) -> bool:
-    """Return whether the result of an operation shares the memory of its first argument."""
-    schema = getattr(node.target, "_schema", None)
-    return node.target is aten._unsafe_view.default or bool(schema and schema.arguments and schema.arguments[0].alias_info)
-
-
-def _result_signature(graph: fx.GraphModule) -> list[Any]:
-    """Return the type, shape and strides of all results. The text of a graph does not determine them: custom operations and
-    the default type matter as well."""
-    found = [node.meta.get("val") for node in graph.graph.nodes]
-    return [(t.dtype, tuple(t.shape), t.stride()) for value in found for t in tree_leaves(value) if isinstance(t, Tensor)]
-
-
-def _input_signature(tensors: Sequence[Tensor]) -> str:
-    """Describe everything that compiled code may depend on besides the graph: shapes, strides, types and devices of its
-    inputs, which of them share memory and at which offset, the precision, and the number of threads."""
-    memory = [t.untyped_storage().data_ptr() for t in tensors]
-    described = [
-        (t.shape, t.stride(), t.dtype, t.device, memory.index(m), t.storage_offset(), t.data_ptr() % 16 if t.is_cuda else 0)
-        for t, m in zip(tensors, memory, strict=True)
-    ]
-    tf32 = any(t.is_cuda for t in tensors) and torch.backends.cuda.matmul.allow_tf32
-    return f"{described} {tf32} {torch.get_num_threads()}"

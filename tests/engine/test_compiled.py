@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from hatrack import METHODS, Method, Network, Regime, Trainer
 from hatrack.engine import compiled, decompositions
 from hatrack.engine.choice import can_compile
-from hatrack.engine.compiled import Compiled, capture
+from hatrack.engine.compiled import Compiled
+from hatrack.engine.graph import capture
+from hatrack.engine.signature import input_signature
 from tests.helpers.learning import ISOLATED, OPTIMIZERS, learn, logits, make
 from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
@@ -222,11 +224,11 @@ def test_one_example_more_than_a_batch(captured_only):
 def test_the_signature_contains_all_that_code_depends_on():
     memory = torch.zeros(8)
     one, two = ([memory, memory[k : k + 4]] for k in (0, 4))
-    assert compiled._input_signature(one) != compiled._input_signature(two)
-    number, before = torch.get_num_threads(), compiled._input_signature(one)
+    assert input_signature(one) != input_signature(two)
+    number, before = torch.get_num_threads(), input_signature(one)
     torch.set_num_threads(number + 1)
     try:
-        assert compiled._input_signature(one) != before
+        assert input_signature(one) != before
     finally:
         torch.set_num_threads(number)
 

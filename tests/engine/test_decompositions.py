@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from hatrack.engine import decompositions
-from hatrack.engine.compiled import capture
+from hatrack.engine.graph import capture
 
 WIDE = torch.float64
 

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from hatrack import METHODS, Method, Network, Regime, Run, Trainer, evaluate, run
+from hatrack.engine.precision import precision_scope
 from hatrack.methods.evaluate import without_task_id
 from hatrack.tasks.device import all_to_device
 from tests.helpers.learning import ISOLATED, OPTIMIZERS, learn, logits, make
+from tests.helpers.pictures import convolutional, pictures
 from tests.helpers.toys import toy_tasks
 
 pytestmark = pytest.mark.gpu
@@ -178,3 +180,29 @@ def test_a_step_of_a_first_task_on_the_gpu_is_compiled_for_all_tasks(monkeypatch
     tasks = all_to_device(toy_tasks(3), "cuda")
     learn(make("hat", tasks).to("cuda"), tasks, Trainer(Regime(epochs=1, batch=16), engine="compiled"))
     assert len(compiled._code_cache) == 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_step_on_the_gpu_is_captured_once_for_all_tasks_and_seeds(precision, monkeypatch):
+    """And the result is that of runs whose every step is captured, bit for bit."""
+    from hatrack.engine import compiled
+    from hatrack.engine.signature import OperationLog
+
+    capture, captures, states = compiled.capture, [], []
+    monkeypatch.setattr(compiled, "_code_cache", {})
+    monkeypatch.setattr(compiled, "capture", lambda *given: captures.append(given[0]) or capture(*given))
+    tasks = all_to_device(pictures(2), "cuda")
+    for known in (True, False):
+        if not known:
+            monkeypatch.setattr(OperationLog, "signature", lambda log: "")
+        for seed in (0, 1):
+            method = convolutional(pictures(2), "cuda", dropout=0.0)
+            with precision_scope(precision, torch.device("cuda")):
+                learn(method, tasks, Trainer(Regime(epochs=2, batch=16, lr=0.02), seed=seed, engine="compiled"))
+            states.append(method.state_dict())
+        if known:
+            assert len(captures) == len(compiled._code_cache), "each form once"
+    assert len(captures) == len(compiled._code_cache) + 4
+    for one, two in zip(states[:2], states[2:], strict=True):
+        for key, value in one.items():
+            assert torch.equal(value, two[key]), key
