@@ -17,13 +17,14 @@ from hatrack.recipes.plots import draw
 from hatrack.recipes.quantities import Quantity
 from hatrack.recipes.recipe import Grid, Part, Recipe, Row
 from hatrack.recipes.results import Records, Results
-from hatrack.recipes.verdicts import NOT_PUBLISHED, RULE, order, verdict
+from hatrack.recipes.verdicts import NOT_PUBLISHED, NOT_RUN, RULE, order, verdict
 from hatrack.reporting.drawing import Drawing
 from hatrack.reporting.measures import MISSING, MeanStd, format_number, mean_std
 from hatrack.reporting.page import POLICY, STYLE
 from hatrack.reporting.words import run_command
 
 TEMPLATES = Path(__file__).with_name("templates")
+CLASSES = {"agrees": "agrees", "higher": "differs", "lower": "differs", NOT_RUN: "open"}  # of cells, by what stands in them
 HOLDS = {True: "holds", False: "does not hold", None: "not known yet: a row is missing"}
 
 
@@ -67,7 +68,7 @@ def write_page(recipe: Recipe, records: Records, out: Path, notice: str = "") ->
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    values = {"recipe": recipe, "sections": sections, "notice": notice, "rule": RULE, "policy": POLICY}
+    values = {"recipe": recipe, "sections": sections, "notice": notice, "rule": RULE, "policy": POLICY, "classes": CLASSES}
     style = STYLE.read_text(encoding="utf-8")
     write(out / f"{recipe.name}.html", environment.get_template("recipe.html").render(values, style=style))
     write(out / f"{recipe.name}.md", environment.get_template("recipe.md").render(values))
@@ -132,7 +133,7 @@ def main_table(results: Results) -> Grid:
     for row in part.rows:
         cells = [c for quantity in part.columns for c in _cells(results, row, quantity)]
         rows.append([row.label, str(len(results.records(row.label))), *cells])
-    return Grid(part.title, head, rows)
+    return Grid("", head, rows)
 
 
 def _is_published(part: Part, quantity: Quantity) -> bool:
