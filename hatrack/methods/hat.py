@@ -18,6 +18,7 @@ from hatrack.methods.method import Method
 from hatrack.methods.parts.annealing import Anneal, hardness
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms
+from hatrack.methods.serving import ServedNetwork, ServedTask
 from hatrack.networks.heads import grouped
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
@@ -141,6 +142,10 @@ class HAT(Method):
         if isinstance(task, Tensor):
             return grouped(self, x, task)
         return self.net.head(self.units.run(x, self.final_gates(task), self.norms.of(task)), task)
+
+    def served(self, task: int) -> ServedTask:
+        norms = {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
+        return ServedNetwork(self.net, task, norms, self.units, self.final_gates(task))
 
     # Learning
 

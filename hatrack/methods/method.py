@@ -7,6 +7,7 @@ Then the same step runs eagerly, compiled, or recorded as a CUDA graph. `engine/
 
 import math
 import operator
+import threading
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -21,6 +22,7 @@ from hatrack.methods.fit import CountedFit, Fit, LearnResult
 from hatrack.methods.guarantees import Probes, transaction
 from hatrack.methods.modes import evaluation_mode
 from hatrack.methods.overrides import check_overrides
+from hatrack.methods.serving import ServedMethod, ServedNetwork, ServedTask
 from hatrack.networks.network import LISTED, Network
 from hatrack.options import parameters
 from hatrack.regime import Regime
@@ -63,10 +65,13 @@ class Method(nn.Module):
     # task has its own) or "many" (each task has its own). A wrong value costs time when steps are compiled, nothing else.
     step_forms: ClassVar[Literal["one", "two", "many"]] = "one"
 
+    exchanges: ClassVar[bool] = True  # whether `forward` may exchange tensors within modules, as `functional_call` does
+
     def __init__(self, net: Network) -> None:
         super().__init__()
         if not isinstance(net, Network):
             raise ValueError(f"a method is made of a Network, such as Network(trunk, tasks=tasks), not {type(net).__name__}")
+        self.lock = threading.RLock()  # held by the thread that computes with the network: tensors and modes are exchanged
         self.net = net
         self.options: dict[str, Any] = {}  # a method that has options writes self.options = check(Class, locals())
         self.built = len(net.classes), [name for name, p in net.trunk.named_parameters() if not p.requires_grad]
@@ -78,6 +83,14 @@ class Method(nn.Module):
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         check_overrides(cls)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle holds: all but the lock."""
+        return {name: value for name, value in self.__dict__.items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.lock = threading.RLock()
 
     def __repr__(self) -> str:
         known = parameters(type(self))
@@ -175,19 +188,20 @@ class Method(nn.Module):
                 f"its place: net.add_task gives it a number of its own; forget_task({task.index}) gives up the old one"
             )
         self.net.check_task(task)
-        self.make_room()
-        task, counted = to_device(task, self.net.example.device), CountedFit(fit)
-        with transaction(self, task, counted):
-            self.net.set_preprocessing(task)
-            self.learn_task(task, counted)
-            usage = self.usage()
-        self.digests.pop(task.index, None)  # of the task as it was before, if it was learned again
-        self.history.pop(task.index, None)
-        self.history[task.index] = task.name
+        with self.lock:
+            self.make_room()
+            task, counted = to_device(task, self.net.example.device), CountedFit(fit)
+            with transaction(self, task, counted):
+                self.net.set_preprocessing(task)
+                self.learn_task(task, counted)
+                usage = self.usage()
+            self.digests.pop(task.index, None)  # of the task as it was before, if it was learned again
+            self.history.pop(task.index, None)
+            self.history[task.index] = task.name
         return counted.end(task, usage)
 
     def __call__(self, x: Tensor, task: TaskId) -> Tensor:
-        """Return the logits of a task.
+        """Return the logits of a task. Threads may call it at any time; they run one after the other, see `for_task`.
 
         Args:
             x: images as the network sees them; `predict` takes raw images.
@@ -204,8 +218,9 @@ class Method(nn.Module):
         task = task_number(task, len(x))
         if isinstance(task, int):
             self.net.check_task_id(task)
-        self.make_room()
-        return super().__call__(x, task)  # type: ignore[no-any-return]
+        with self.lock:
+            self.make_room()
+            return super().__call__(x, task)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def predict(self, images: Any, task: TaskId) -> Tensor:
@@ -237,6 +252,34 @@ class Method(nn.Module):
             )
         with evaluation_mode(self):
             return self(seen, task).argmax(1)
+
+    @final
+    @torch.no_grad()
+    def for_task(self, task: int) -> ServedTask:
+        """Copy what one task needs into a module for serving, which any number of threads may call at the same time.
+
+        Args:
+            task: the number of the task.
+
+        Returns:
+            A module from images as the network sees them to logits, which equal those of the method up to rounding. It is in
+            evaluation mode for good, and nothing that the method learns later changes it.
+
+        Example:
+            >>> method = hr.HAT(hr.Network(trunk, tasks=tasks))
+            >>> result = method.learn(tasks[0], hr.Trainer(hr.Regime(epochs=2)))
+            >>> model = method.for_task(0)
+            >>> model(method.net.preprocess(torch.tensor(x_test), 0)).argmax(1).equal(method.predict(x_test, task=0))
+            True
+        """
+        self.net.check_task_id(task)
+        with evaluation_mode(self):
+            self.make_room()
+            return self.served(task)
+
+    def served(self, task: int) -> ServedTask:
+        """Return the module of a task for `for_task`; a method that exchanges tensors returns a `ServedNetwork` of them."""
+        return ServedNetwork(self.net, task, {}) if type(self).forward is Method.forward else ServedMethod(self, task)
 
     def make_room(self) -> None:
         """Call `grow` if the network has new tasks."""

@@ -18,6 +18,7 @@ from hatrack.methods.method import Method
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms, own_tensors
 from hatrack.methods.parts.vectors import pieces, values
+from hatrack.methods.serving import ServedNetwork, ServedTask
 from hatrack.networks.heads import grouped
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
@@ -131,6 +132,9 @@ class PackNet(Method):
         if isinstance(task, Tensor):
             return grouped(self, x, task)
         return self._run(x, task, self._used_weights(task))
+
+    def served(self, task: int) -> ServedTask:
+        return ServedNetwork(self.net, task, self._used_weights(task) | self._own_tensors(task))
 
     # Learning
 

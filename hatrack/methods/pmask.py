@@ -18,6 +18,7 @@ from hatrack.methods.parts.bits import pack, unpack
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.parts.vectors import pieces
+from hatrack.methods.serving import ServedNetwork, ServedTask
 from hatrack.networks.heads import grouped
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
@@ -139,9 +140,15 @@ class PMASK(Method):
 
     def _run(self, x: Tensor, task: int, weights: list[Tensor]) -> Tensor:
         """Return the logits with these weights and the task's own norms."""
+        return functional_call(self.net, self._exchanged(task, weights), (x, task))  # type: ignore[no-any-return]
+
+    def _exchanged(self, task: int, weights: list[Tensor]) -> dict[str, Tensor]:
+        """Return these weights and the task's own norms, by their names in the network."""
         norms = {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
-        tensors = {**norms, **dict(zip(self.names, weights, strict=True))}
-        return functional_call(self.net, tensors, (x, task))  # type: ignore[no-any-return]
+        return {**norms, **dict(zip(self.names, weights, strict=True))}
+
+    def served(self, task: int) -> ServedTask:
+        return ServedNetwork(self.net, task, self._exchanged(task, self._gated_weights(task)))
 
     # Learning
 

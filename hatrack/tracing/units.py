@@ -77,6 +77,12 @@ class Units:
         """Move the tensors that `run` needs to a device."""
         self.gates = {key: gate and gate._replace(units=gate.units.to(device)) for key, gate in self.gates.items()}
 
+    def on_copy(self, trunk: nn.Module) -> "Units":
+        """Return the same units for a copy of the trunk."""
+        units = copy.copy(self)
+        units.trunk = trunk
+        return units
+
     def run(self, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
         """Run the trunk with gates.
 
