@@ -9,8 +9,8 @@ import math
 import operator
 import threading
 import warnings
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from hatrack.methods.divergence import rate
 from hatrack.methods.fit import CountedFit, Fit, LearnResult
 from hatrack.methods.guarantees import Probes, transaction
+from hatrack.methods.hidden_state import HiddenState
 from hatrack.methods.modes import evaluation_mode
 from hatrack.methods.overrides import check_overrides
 from hatrack.methods.serving import ServedMethod, ServedNetwork, ServedTask
@@ -77,6 +78,7 @@ class Method(nn.Module):
         self.built = len(net.classes), [name for name, p in net.trunk.named_parameters() if not p.requires_grad]
         self.grown = len(net.classes)  # how many tasks there is room for: see `grow`
         self.history: dict[int, str] = {}  # the finished tasks and their names, in the order of learning
+        self.fitting = False  # while a fit runs the steps of an epoch
         self.probes: Probes | None = None  # while a task is learned: what the finished ones answered before
         self.digests: dict[int, str] = {}  # of what tasks use, once the method was saved or loaded: see guarantees.py
 
@@ -220,7 +222,28 @@ class Method(nn.Module):
             self.net.check_task_id(task)
         with self.lock:
             self.make_room()
-            return super().__call__(x, task)  # type: ignore[no-any-return]
+            kept = HiddenState(self, buffers=True) if self._must_keep(task) else None
+            try:
+                return super().__call__(x, task)  # type: ignore[no-any-return]
+            finally:
+                if kept:
+                    kept.restore()
+
+    @contextmanager
+    def while_fitting(self) -> Iterator[None]:
+        """Note that the steps of an epoch run in the block: what they change is meant to change."""
+        self.fitting = True
+        try:
+            yield
+        finally:
+            self.fitting = False
+
+    def _must_keep(self, task: TaskId) -> bool:
+        """Return whether a forward pass, since it is one in training mode outside of `learn`, could change the statistics
+        of a finished task whose answers the method guarantees."""
+        if not self.training or self.fitting or self.probes is not None or type(self).used_by is Method.used_by:
+            return False
+        return not self.history.keys().isdisjoint([task] if isinstance(task, int) else task.tolist())
 
     @torch.no_grad()
     def predict(self, images: Any, task: TaskId) -> Tensor:

@@ -1,0 +1,104 @@
+"""State that a method must keep: in a forward pass in training mode, after a task that failed, in copies and state_dicts."""
+
+import pytest
+import torch
+from torch import nn
+
+from hatrack import METHODS, Network, Regime, Trainer
+from tests.helpers.learning import learn, logits
+from tests.helpers.toys import toy_tasks
+
+FIT = Regime(epochs=4, batch=16, optimizer="adamw", lr=0.01)
+
+
+class Average(nn.Module):
+    """A trunk that keeps an average as a plain attribute, and one of a list, written by training passes alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 24), nn.Linear(24, 24)
+        self.mean, self.past, self.calls = torch.zeros(24), [torch.zeros(24)], 0
+
+    def forward(self, x):
+        h = torch.relu(self.a(x.flatten(1)))
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+            self.past[0] += 0.1 * h.detach().mean(0)
+            self.calls += 1
+        return torch.relu(self.b(h - self.mean - self.past[0] / (1 + self.calls)))
+
+
+def normed(name, tasks):
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Flatten(), nn.Linear(16, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.1))
+    return METHODS[name](Network(trunk, tasks=tasks))
+
+
+@pytest.mark.parametrize("name", ["hat", "pmask", "packnet", "independent", "frozen"])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_forward_pass_in_training_mode_leaves_a_finished_task_as_it_was(name, several):
+    tasks = toy_tasks(3)
+    method = normed(name, tasks)
+    learn(method, tasks[:2])
+    before = [logits(method, task) for task in tasks[:2]]
+    x = torch.randn(20, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    for task in (0, 1):
+        out = method.train()(x, torch.full((20,), task) if several else task)
+        assert not torch.equal(out, method.eval()(x, task)), "it is a pass with the statistics of the batch"
+        out.sum().backward()  # the pass can be differentiated as ever
+    assert all(torch.equal(logits(method, task), then) for task, then in zip(tasks, before, strict=False))
+    method.zero_grad()
+    method.learn(tasks[2], Trainer(FIT))
+    assert all(torch.equal(logits(method, task), then) for task, then in zip(tasks, before, strict=False))
+
+
+def test_a_task_that_is_not_finished_still_gets_its_statistics():
+    tasks = toy_tasks(2)
+    method = normed("independent", tasks)
+    learn(method, tasks[:1])
+    before = method.trunks[1][2].running_mean.clone()
+    method.train()(torch.randn(20, 1, 4, 4), 1)
+    assert not torch.equal(method.trunks[1][2].running_mean, before)
+    Trainer(FIT)(method, tasks[0])  # a fit by itself trains the statistics of a task, finished or not
+    assert method.trunks[0][2].num_batches_tracked > 16
+
+
+@pytest.mark.parametrize("name", ["pmask", "hat", "packnet"])
+def test_what_is_rolled_back_includes_state_outside_the_state_dict(name):
+    tasks = toy_tasks(2)
+    torch.manual_seed(0)
+    trunk = Average()
+    method = METHODS[name](Network(trunk, tasks=tasks))
+    learn(method, tasks[:1])
+    before, calls, past = logits(method, tasks[0]), trunk.calls, trunk.past
+    assert calls > 0
+    with pytest.raises(ValueError, match=r"task 0 .*rolled back$"):
+        learn(method, tasks[1:])
+    assert torch.equal(logits(method, tasks[0]), before)
+    assert (trunk.calls, trunk.past is past, list(method.history)) == (calls, True, [0])
+
+
+SEEN = [torch.zeros(24)]
+
+
+class Global(nn.Module):
+    """A trunk whose state is not in any module."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(16, 24)
+
+    def forward(self, x):
+        h = torch.relu(self.a(x.flatten(1)))
+        if self.training:
+            SEEN[0] = 0.9 * SEEN[0] + 0.1 * h.detach().mean(0)
+        return h - SEEN[0]
+
+
+def test_state_that_cannot_be_rolled_back_is_reported_as_such():
+    tasks = toy_tasks(2)
+    SEEN[0] = torch.zeros(24)
+    method = METHODS["pmask"](Network(Global(), tasks=tasks))
+    learn(method, tasks[:1])
+    with pytest.raises(ValueError, match=r"task 0 .'toy 0'. answers differently although the state was rolled back"):
+        learn(method, tasks[1:])
