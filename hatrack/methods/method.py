@@ -21,8 +21,9 @@ from hatrack.methods.divergence import rate
 from hatrack.methods.fit import CountedFit, Fit, LearnResult
 from hatrack.methods.guarantees import Probes, transaction
 from hatrack.methods.hidden_state import HiddenState
-from hatrack.methods.modes import evaluation_mode
+from hatrack.methods.modes import evaluation_mode, without_autocast_cache
 from hatrack.methods.overrides import check_overrides
+from hatrack.methods.ownership import check_owner, claim
 from hatrack.methods.serving import ServedMethod, ServedNetwork, ServedTask
 from hatrack.networks.network import LISTED, Network
 from hatrack.options import parameters
@@ -81,6 +82,7 @@ class Method(nn.Module):
         self.fitting = False  # while a fit runs the steps of an epoch
         self.probes: Probes | None = None  # while a task is learned: what the finished ones answered before
         self.digests: dict[int, str] = {}  # of what tasks use, once the method was saved or loaded: see guarantees.py
+        claim(net, self)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -93,6 +95,20 @@ class Method(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.lock = threading.RLock()
+
+    def state_dict(self, *args: Any, prefix: str = "", **keywords: Any) -> Any:
+        """Return all tensors by name. Which tasks are learned is in its metadata, where torch keeps versions."""
+        state = super().state_dict(*args, prefix=prefix, **keywords)
+        if (own := getattr(state, "_metadata", {}).get(prefix[:-1])) is not None:
+            own["learned"] = {"tasks": dict(self.history), "digests": dict(self.digests)}
+        return state
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any, **keywords: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **keywords)
+        if (learned := local_metadata.get("learned")) is not None:  # a plain dictionary of tensors does not say it
+            self.history, self.digests = dict(learned["tasks"]), dict(learned["digests"])
 
     def __repr__(self) -> str:
         known = parameters(type(self))
@@ -190,7 +206,8 @@ class Method(nn.Module):
                 f"its place: net.add_task gives it a number of its own; forget_task({task.index}) gives up the old one"
             )
         self.net.check_task(task)
-        with self.lock:
+        check_owner(self)
+        with self.lock, without_autocast_cache():
             self.make_room()
             task, counted = to_device(task, self.net.example.device), CountedFit(fit)
             with transaction(self, task, counted):

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from hatrack.methods.method import Method
 
@@ -21,3 +23,19 @@ def evaluation_mode(method: "Method") -> Iterator[None]:
             yield
         finally:
             method.train(mode)
+
+
+@contextmanager
+def without_autocast_cache() -> Iterator[None]:
+    """Within it autocast casts weights anew at every use.
+
+    It would otherwise keep the cast weights until its block ends, so that all steps of a block around `learn` would compute
+    with the weights of the first one.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)

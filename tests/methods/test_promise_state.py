@@ -1,11 +1,16 @@
 """State that a method must keep: in a forward pass in training mode, after a task that failed, in copies and state_dicts."""
 
+import copy
+import gc
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+import hatrack as hr
 from hatrack import METHODS, Network, Regime, Trainer
-from tests.helpers.learning import learn, logits
+from tests.helpers.learning import UNTRAINED, every_method, learn, logits, make
 from tests.helpers.toys import toy_tasks
 
 FIT = Regime(epochs=4, batch=16, optimizer="adamw", lr=0.01)
@@ -102,3 +107,106 @@ def test_state_that_cannot_be_rolled_back_is_reported_as_such():
     learn(method, tasks[:1])
     with pytest.raises(ValueError, match=r"task 0 .'toy 0'. answers differently although the state was rolled back"):
         learn(method, tasks[1:])
+
+
+# Copies
+
+
+def same(one, two, tasks):
+    """Whether two methods have the same state, list the same tasks and give the same answers."""
+    state, other = one.state_dict(), two.state_dict()
+    return (
+        state.keys() == other.keys()
+        and all(torch.equal(state[key], other[key]) for key in state)
+        and (one.history, one.digests, one.options) == (two.history, two.digests, two.options)
+        and all(torch.equal(logits(one, task), logits(two, task)) for task in tasks)
+    )
+
+
+def by_pickle(method, folder):
+    torch.save(method, folder / "method.pt")
+    return torch.load(folder / "method.pt", weights_only=False)
+
+
+@every_method
+@pytest.mark.parametrize("copied", [lambda method, folder: copy.deepcopy(method), by_pickle], ids=["deepcopy", "torch.save"])
+def test_a_copy_is_an_equal_method_and_goes_on_alike(name, copied, tmp_path):
+    tasks = toy_tasks(3)
+    method = make(name, tasks)
+    learn(method, tasks[:2])
+    hr.save(method, tmp_path / "model.safetensors")
+    twin = copied(method, tmp_path)
+    assert same(method, twin, tasks)
+    if name == "joint":  # its data are no part of a state
+        for task in tasks[:2]:
+            twin.restore_data(task)
+    fits = [Trainer(FIT), Trainer(FIT)]
+    method.learn(tasks[2], fits[0])
+    assert name in UNTRAINED or not same(method, twin, tasks), "the copy shares nothing"
+    twin.learn(tasks[2], fits[1])
+    assert same(method, twin, tasks)
+
+
+@every_method
+def test_a_state_dict_says_which_tasks_are_learned(name, tmp_path):
+    tasks = toy_tasks(2)
+    one, two = make(name, tasks), make(name, tasks)
+    learn(one, tasks[:1])
+    torch.save(one.state_dict(), tmp_path / "state.pt")
+    two.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert two.history == {0: "toy 0"}
+    assert torch.equal(two.predict(tasks[0].test.x, 0), one.predict(tasks[0].test.x, 0))
+    other = replace(tasks[0], name="quite another")
+    with pytest.raises(ValueError, match="'toy 0', which has been learned"):
+        two.learn(other, Trainer(FIT))
+
+
+def test_a_state_within_another_module_says_it_too():
+    tasks = toy_tasks(2)
+    one, two = nn.ModuleDict({"hat": make("hat", tasks)}), nn.ModuleDict({"hat": make("hat", tasks)})
+    learn(one["hat"], tasks[:1])
+    two.load_state_dict(copy.deepcopy(one.state_dict()))
+    assert two["hat"].history == {0: "toy 0"}
+
+
+def test_a_plain_dictionary_of_tensors_leaves_the_list_as_it_is():
+    tasks = toy_tasks(2)
+    one, two = make("hat", tasks), make("hat", tasks)
+    learn(one, tasks[:1])
+    two.load_state_dict(dict(one.state_dict()))
+    assert two.history == {}
+
+
+# One network, one method
+
+
+def test_a_second_method_on_a_network_is_refused():
+    tasks = toy_tasks(2)
+    method = make("hat", tasks)
+    learn(method, tasks[:1])
+    with pytest.raises(ValueError, match="belongs to another method, HAT, which has learned 'toy 0'"):
+        METHODS["ewc"](method.net)
+    other = METHODS["ewc"](copy.deepcopy(method.net))
+    learn(other, tasks[1:])
+    learn(method, tasks[1:])
+
+
+def test_a_method_whose_network_was_taken_is_refused():
+    tasks = toy_tasks(2)
+    first = make("hat", tasks)
+    second = METHODS["ewc"](first.net)  # the first has learned nothing: perhaps it could not be built
+    with pytest.raises(ValueError, match="belongs to another method, EWC"):
+        learn(first, tasks)
+    learn(second, tasks)
+    with pytest.raises(ValueError, match="belongs to another method"):
+        learn(first, tasks)
+
+
+def test_a_method_that_is_gone_owns_nothing():
+    tasks = toy_tasks(1)
+    method = make("sgd", tasks)
+    learn(method, tasks)
+    net = method.net
+    del method
+    gc.collect()
+    learn(METHODS["ewc"](net), tasks)
