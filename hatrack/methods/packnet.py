@@ -82,8 +82,11 @@ class PackNet(Method):
         found = {n: p for n, p in self.net.named_parameters() if n.startswith(parts) and p.requires_grad}
         self.packed = [name for name, p in found.items() if p.dim() >= 2 and name not in normed]
         biases = [name for name in found if name not in normed and name not in self.packed]
-        self.own = biases if own_biases else []
-        self.fixed = ([] if own_biases else biases) + ([] if own_norms else [name for name in normed if name in found])
+        # Those of a task lie in one vector of real numbers.
+        self.own = [name for name in biases if not found[name].is_complex()] if own_biases else []
+        self.fixed = [name for name in biases if name not in self.own] + (
+            [] if own_norms else [name for name in normed if name in found]
+        )
         self.fixed_norms = [] if own_norms else sorted({name.rpartition(".")[0] for name in normed})
 
     def _parameters_named(self, names: list[str]) -> list[nn.Parameter]:

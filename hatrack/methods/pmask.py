@@ -15,6 +15,7 @@ from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.annealing import Anneal, hardness
 from hatrack.methods.parts.bits import pack, unpack
+from hatrack.methods.parts.divisors import divisors
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.parts.vectors import pieces
@@ -78,7 +79,7 @@ class PMASK(Method):
         super().__init__(net)
         self.options = check(PMASK, locals())
         self.smax, self.c, self.anneal, self.embedding, self.gate_lr = smax, c, anneal, embedding, gate_lr
-        self.norms = TaskNorms(net, shared=norms == "shared")
+        self.norms = TaskNorms(net, shared=norms == "shared", more=divisors(net))  # no gate may make a divisor 0
         self.names = self._names_of_gated()
         weights = self.weights()
         self.count = sum(w.numel() for w in weights)
@@ -265,9 +266,13 @@ class _Masked(torch.autograd.Function):
         *outer, capacity = grads
         grad = price * (ctx.smax * capacity)  # smax times the gradient of a
         for part, g, w in zip(pieces(grad, weights), outer, weights, strict=True):
-            part.addcmul_(g, w, value=ctx.smax)
+            if w.is_complex():
+                part.add_((g * w.conj()).real, alpha=ctx.smax)
+            else:
+                part.addcmul_(g, w, value=ctx.smax)
         reused = torch.sigmoid(e)  # its memory is used again for the gradients of the weights: new memory is slow
         aten.sigmoid_backward.grad_input(grad, reused, grad_input=grad)  # times sigmoid(e) (1 - sigmoid(e))
         aten.hardtanh_backward.grad_input(grad, a, CLOSED, 1, grad_input=grad)  # 0 unless CLOSED < a < 1
         parts = zip(outer, pieces(a, weights), pieces(reused, weights), strict=True)
-        return grad, None, None, None, *[torch.mul(g, gate, out=part) for g, gate, part in parts]
+        scaled = [g * gate if g.is_complex() else torch.mul(g, gate, out=part) for g, gate, part in parts]
+        return grad, None, None, None, *scaled

@@ -81,6 +81,8 @@ class Network(nn.Module):
                 raise ValueError(
                     f"the trunk's state holds {name!r}, of type {type(value).__name__}: only tensors can be kept"
                 )
+            if value.layout != torch.strided:
+                raise ValueError(f"the trunk's {name!r} is sparse: only dense weights can be learned; .to_dense() makes one")
         self.trunk, self.shared, self.init, self.seed = trunk, heads == "shared", init, seed
         where = next((p.device for p in trunk.parameters()), example.device)
         self.register_buffer("example", example.to(where, copy=True), persistent=False)

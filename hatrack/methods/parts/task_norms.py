@@ -6,6 +6,7 @@ Every other buffer that a training pass writes, such as the vectors of a spectra
 
 import copy
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,11 +40,13 @@ class TaskNorms(nn.Module):
     Args:
         net: the network.
         shared: let all tasks use the trunk's own tensors.
+        more: the names of further tensors that each task has for itself.
     """
 
-    def __init__(self, net: "Network", *, shared: bool = False) -> None:
+    def __init__(self, net: "Network", *, shared: bool = False, more: Sequence[str] = ()) -> None:
         super().__init__()
-        self.names, self.shared = own_tensors(net), shared
+        found = own_tensors(net)
+        self.names, self.shared = [*found, *(name for name in more if name not in found)], shared
         state = _tensors(net.trunk)
         self.learnt = [isinstance(state[name], nn.Parameter) for name in self.names]
         self.initial = _Set([] if shared else [nn.Buffer(state[name].detach().clone()) for name in self.names])
