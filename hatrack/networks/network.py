@@ -268,6 +268,9 @@ class Network(nn.Module):
         """
         if isinstance(task, int):
             self.check_task_id(task)
+        kind = self.heads[0].get_parameter("weight").dtype
+        if features.dtype != kind and not torch.is_autocast_enabled(features.device.type):  # a trunk of 16 bits, say
+            features = features.to(kind)
         if self.shared:
             return self.heads[0](features)  # type: ignore[no-any-return]
         if isinstance(task, int):

@@ -28,6 +28,7 @@ from hatrack.tracing.dependencies import ALWAYS_ACTIVE
 from hatrack.tracing.gates import LAYERS, ApplyGates, tensor_names
 from hatrack.tracing.trace import Trace, Use
 from hatrack.tracing.tracker import DependencyTracker
+from hatrack.tracing.wrappers import check_modules
 
 LARGE = 10**6  # weights: a network with more of them is checked with fewer random masks
 
@@ -53,6 +54,7 @@ class Units:
     def __init__(
         self, trunk: nn.Module, example: Tensor, *, on_unknown: Literal["freeze", "error"] = "freeze", leave: str = ""
     ) -> None:
+        check_modules(trunk)
         self.trunk = trunk
         twin = copy.deepcopy(trunk).cpu().eval()
         x = example[:2].cpu() if len(example) > 1 else torch.cat([example, example]).cpu()
@@ -63,7 +65,7 @@ class Units:
             features = twin(x)
         self.count, self.layers, self.gates = trace.count, trace.layers, trace.final_gates(features)
         if not self.count:
-            raise ValueError("the trunk has no linear or convolutional layer whose units could be gated")
+            raise ValueError(f"the trunk has no linear or convolutional layer whose units could be gated{_why(tracker)}")
         self.features = tracker.dependencies.reduce(tracker.set_ids(features), [0])[0]
         self._uses = trace.uses
         self._unused = _unused(trace.uses, tracker.total)
@@ -99,8 +101,13 @@ class Units:
 
     def _run(self, trunk: nn.Module, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         names = tensor_names(trunk) | {id(tensor): name for name, tensor in tensors.items()}
-        with ApplyGates(names, self.gates, gates):
+        with ApplyGates(names, self.gates, gates, training=trunk.training):
             return functional_call(trunk, dict(tensors), (x,)) if tensors else trunk(x)  # type: ignore[no-any-return]
+
+    def _run_alike(self, trunk: nn.Module, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Run with the same random numbers every time, for trunks that draw them also in evaluation mode."""
+        with seeded(0, "check of units, a run"):
+            return self._run(trunk, x, gates, tensors)
 
     def weight_masks(self, values: Tensor) -> dict[str, Tensor]:
         """Compute a mask of every parameter from one value per unit, such as the gates of a task.
@@ -177,11 +184,11 @@ class Units:
         for share in (0.5, 0.9) * (1 if len(self._unused) > LARGE else 4):
             gates = torch.rand(self.count, generator=draw) < share
             masks = self.weight_masks(gates)
-            before = self._run(trunk, x, gates, {})
+            before = self._run_alike(trunk, x, gates, {})
             changed = {n: _noisy(t, masks[n] == 0, draw) for n, t in trunk.named_parameters() if n in self.traced}
-            if torch.equal(before, self._run(trunk, x, gates, changed)) or not before.isfinite().all():
+            if torch.equal(before, self._run_alike(trunk, x, gates, changed)) or not before.isfinite().all():
                 continue
-            bad = [name for name in changed if not torch.equal(before, self._run(trunk, x, gates, {name: changed[name]}))]
+            bad = [n for n in changed if not torch.equal(before, self._run_alike(trunk, x, gates, {n: changed[n]}))]
             raise ValueError(
                 f"the trunk was not traced correctly: {', '.join(bad) or 'some weights'} influence a task that should not "
                 f"use them; leave={','.join(bad)!r} freezes them entirely after the first task"
@@ -208,10 +215,22 @@ def last_layer(model: nn.Module, example: Tensor) -> str:
     )
 
 
+def _why(tracker: DependencyTracker) -> str:
+    """Return why no layer has units, if its weights are computed before they are used."""
+    if not tracker.untraceable:
+        return ""
+    name, operation = next(iter(tracker.untraceable.items()))
+    return (
+        f": {name} goes through {operation} first, as in weight norm, spectral norm and weight standardisation; pmask has "
+        "gates on single weights and takes such a trunk"
+    )
+
+
 def _noisy(parameter: Tensor, where: Tensor, draw: torch.Generator) -> Tensor:
-    """Add noise to some elements. `requires_grad` stays, because torch chooses the kernels of some products by it."""
+    """Add noise to some elements. `requires_grad` and strides stay: torch chooses the kernels of some products by them."""
     noise = torch.randn(parameter.shape, generator=draw).to(parameter.dtype)
-    return torch.where(where, parameter + noise, parameter).requires_grad_(parameter.requires_grad)
+    result = parameter.detach().clone().copy_(torch.where(where, parameter + noise, parameter))
+    return result.requires_grad_(parameter.requires_grad)
 
 
 def _unused(uses: list[Use], total: int) -> Tensor:
@@ -235,7 +254,7 @@ class _NoLayers(TorchFunctionMode):
     """While this mode is active, calling a layer is an error."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in LAYERS:
+        if func in LAYERS and torch.is_grad_enabled():  # without: the backward pass of an operation of the user's own
             raise ValueError(
                 "the trunk computes layers again in the backward pass (gradient checkpointing), which cannot be traced"
             )

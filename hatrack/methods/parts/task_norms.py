@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from hatrack.seeds import generator, seeded
 from hatrack.tasks.split import Split
 from hatrack.tracing.norm_calls import NORMS, arguments
+from hatrack.tracing.wrappers import check_modules
 
 if TYPE_CHECKING:
     from hatrack.methods.method import Method
@@ -45,6 +46,7 @@ class TaskNorms(nn.Module):
 
     def __init__(self, net: "Network", *, shared: bool = False, more: Sequence[str] = ()) -> None:
         super().__init__()
+        check_modules(net.trunk)
         found = own_tensors(net)
         self.names, self.shared = [*found, *(name for name in more if name not in found)], shared
         state = _tensors(net.trunk)
