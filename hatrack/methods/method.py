@@ -32,7 +32,7 @@ from hatrack.tasks.arrays import as_tensor, channels_first
 from hatrack.tasks.device import to_device
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
-from hatrack.text import SCARCE
+from hatrack.text import SCARCE, is_held
 
 FAR = 50.0  # standard deviations: no image is so far off those that a task was learned from
 
@@ -346,7 +346,7 @@ class Method(nn.Module):
 
     def warn_if_full(self, task: Task) -> None:
         """Warn if little is free in some layers; the task is learned all the same."""
-        taken = self.usage()
+        taken = {layer: share for layer, share in self.usage().items() if not is_held(layer)}
         scarce = [f"{layer} ({1 - share:.0%})" for layer, share in taken.items() if 1 - share < SCARCE]
         if scarce:
             which = ", ".join(scarce[:3]) + (" ..." if len(scarce) > 3 else "")

@@ -30,6 +30,7 @@ from hatrack.tracing.trace import Trace, Use
 from hatrack.tracing.tracker import DependencyTracker
 from hatrack.tracing.wrappers import check_modules
 
+LEFT = "left out by"  # the reason for what the user leaves out, and the pattern
 LARGE = 10**6  # weights: a network with more of them is checked with fewer random masks
 
 
@@ -135,6 +136,13 @@ class Units:
                 masks[name].fill_(1)
         return masks
 
+    def held_whole(self) -> dict[str, str]:
+        """Return the trained parameters that no task after the first can change in any element, with the reason."""
+        masks = self.weight_masks(torch.zeros(self.count))
+        trained = {name for name, p in self.trunk.named_parameters() if p.requires_grad and p.numel()}
+        whole = [name for name in masks if name in self.traced & trained and bool((masks[name] == 1).all())]
+        return {name: self.frozen_entirely.get(name, "not used on the example") for name in whole}
+
     def feature_masks(self, values: Tensor) -> Tensor:
         """Return for every feature the largest value of the units that it depends on, given one value per unit."""
         return self._set_values(values)[self.features]
@@ -167,7 +175,7 @@ class Units:
             matching = [name for name in trained if fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")]
             if not matching:
                 raise ValueError(f"leave={pattern!r} matches no parameter of the trunk")
-            found |= dict.fromkeys(matching, f"left out by {pattern!r}")
+            found |= dict.fromkeys(matching, f"{LEFT} {pattern!r}")
         for name, operation in untraceable.items() if on_unknown == "error" else ():
             if name in trained and found[name] == operation:
                 module = trunk.get_submodule(name.rpartition(".")[0])

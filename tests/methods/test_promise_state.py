@@ -210,3 +210,48 @@ def test_a_method_that_is_gone_owns_nothing():
     del method
     gc.collect()
     learn(METHODS["ewc"](net), tasks)
+
+
+# What stands still
+
+
+class Attentive(nn.Module):
+    """A trunk most of whose weights are in attention, a layer that is called twice, and one that no input reaches."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.attention, self.twice = nn.Linear(4, 8), nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 8)
+        self.idle = nn.Linear(3, 3)
+
+    def forward(self, x):
+        h = torch.relu(self.a(x.flatten(1, 2)))
+        h = h + self.attention(h, h, h, need_weights=False)[0]
+        return self.twice(torch.relu(self.twice(h.mean(1))))
+
+
+def test_what_is_held_whole_is_announced_and_listed_with_its_reason():
+    tasks = toy_tasks(2)
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match=r"\d+% of the trunk's weights are held whole .*attention"):
+        method = METHODS["hat"](Network(Attentive(), tasks=tasks))
+    assert method.held["idle.weight"] == "not used on the example"
+    assert "attention.in_proj_weight" in method.held
+    held = {name.partition(" ")[0]: share for name, share in method.usage().items() if "(held whole: " in name}
+    assert set(held) == set(method.held)
+    assert set(held.values()) == {0.0}, "nothing is held before a task is learned"
+    result = method.learn(tasks[0], Trainer(FIT))
+    assert len(result.held) == len(method.held)
+    assert f"{len(method.held)} parameters held whole" in str(result)
+    assert {method.usage()[name] for name in result.held} == {1.0}
+    layers = {name: share for name, share in method.usage().items() if name not in result.held}
+    assert result.capacity == pytest.approx(sum(layers.values()) / len(layers))
+
+
+def test_a_layer_that_is_called_twice_is_counted_once():
+    tasks = toy_tasks(1)
+    layer = nn.Linear(16, 16)
+    method = METHODS["hat"](Network(nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer), tasks=tasks))
+    learn(method, tasks)
+    assert len(method.units.layers) == 2
+    assert list(method.usage()) == ["1"]
+    assert method.usage()["1"] == pytest.approx(method.gates[0].float().mean().item())

@@ -159,6 +159,7 @@ class Mapped(nn.Module):
         return self.c(torch.vmap(lambda w: h @ w.t())(self.w).mean(0))
 
 
+@pytest.mark.filterwarnings("ignore:.* held whole after the first task")
 @pytest.mark.parametrize(("trunk", "held"), [(Own, "b.weight"), (Mapped, "w")])
 @pytest.mark.parametrize("name", ["hat", "pmask"])
 def test_weights_in_operations_that_hide_them_are_held_whole(trunk, held, name):
