@@ -102,6 +102,12 @@ class HAT(Method):
         self.units.to(net.example.device)
         self.held = self.units.held_whole()
         self._warn_if_held()
+        if self.units.reads:
+            warnings.warn(
+                f"the trunk reads values of its input into Python ({'; '.join(self.units.reads[:3])}): what follows may "
+                "differ between images, so that more weights than usual are frozen after every task",
+                stacklevel=2,
+            )
         # Units of layers that the user froze can't change, so their gates are always open and need no capacity.
         self.register_buffer("frozen", self.units.frozen().to(net.example.device), persistent=False)
         self.norms = TaskNorms(net, shared=norms == "shared")

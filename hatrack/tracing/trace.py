@@ -17,9 +17,12 @@ from torch.utils._pytree import tree_leaves
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE
 from hatrack.tracing.gates import CONVOLUTIONS, LAYERS, PRODUCTS, TRACED, TRANSPOSED, CountedCalls, Gate, Key, marked
 from hatrack.tracing.norm_calls import NORMS, arguments
-from hatrack.tracing.tracker import DependencyTracker
+from hatrack.tracing.tracker import DependencyTracker, wrapped
 
 APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+READS = {  # functions that read values into Python
+    Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__,
+}  # fmt: skip
 CHANNELWISE_NORMS = (F.batch_norm, F.instance_norm)  # they mix no channels
 
 
@@ -82,6 +85,8 @@ class Trace(CountedCalls):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, gate = kwargs or {}, None
+        if func in READS:
+            self.tracker.note_read(args[0])
         if func not in TRACED:
             out = func(*args, **kwargs)
         else:
@@ -89,7 +94,9 @@ class Trace(CountedCalls):
             self.places[key] = None
             self.shown[key] = self._shown(key, origin, func)
             trace = self._trace_layer if func in LAYERS else self._trace_norm if func in NORMS else self._trace_regated
-            hidden = wrapped(args, kwargs) or inside_autograd_function()  # there no gate could be applied, or get a gradient
+            hidden = (
+                self._is_wrapped(args, kwargs) or inside_autograd_function()
+            )  # there no gate could be applied, or get a gradient
             out = marked(func(*args, **kwargs) if hidden else trace(key, func, args, kwargs), origin)
             gate = self.places[key]
         if any(isinstance(t, Tensor) for t in tree_leaves(out)):
@@ -97,6 +104,10 @@ class Trace(CountedCalls):
                 if id(t) in self.readers:
                     self.readers[id(t)][3].append(func in CHANNELWISE_NORMS and self.readers[id(t)][1].same(gate))
         return out
+
+    def _is_wrapped(self, args: Any, kwargs: Any) -> bool:
+        """Return whether an argument is a tensor of `torch.vmap` and the like."""
+        return any(wrapped(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor))
 
     def _shown(self, key: Key, origin: Key | None, func: Any) -> str:
         """Return the name of a call for people: its layer, or its function, and which of its calls if it has several."""
@@ -191,7 +202,7 @@ class Trace(CountedCalls):
         """Put gates on a result and set its dependency sets accordingly; unit -1 stands for no gate."""
         dependencies = self.tracker.dependencies
         ids = torch.tensor([ALWAYS_ACTIVE if u < 0 else dependencies.id_of(frozenset([u])) for u in units.tolist()])
-        self.tracker.assign(out, ids.view([-1 if d == dim else 1 for d in range(out.dim())]).expand(out.shape))
+        self.tracker.assign(out, ids.view([-1 if d == dim else 1 for d in range(out.dim())]).expand(out.shape), gated=True)
         first = int(units[0])
         gate = Gate(units, dim, first if torch.equal(units, torch.arange(first, first + len(units))) else -1)
         if (units >= 0).any():
@@ -218,12 +229,6 @@ class Trace(CountedCalls):
             if torch.equal(first.expand_as(ids), ids):
                 return dim
         return None
-
-
-def wrapped(args: Any, kwargs: Any) -> bool:
-    """Return whether an argument of a call is a tensor of `torch.vmap` and the like, which has no memory to follow."""
-    given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-    return any(map(torch._C._functorch.is_functorch_wrapped_tensor, given))
 
 
 def inside_autograd_function() -> bool:

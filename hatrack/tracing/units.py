@@ -50,6 +50,7 @@ class Units:
         features: (features...), the set id of every feature.
         traced: the names of the parameters for which weight masks hold; those of norms are not among them.
         frozen_entirely: the names of the parameters that are frozen entirely, with the reason.
+        reads: the lines at which the trunk reads values of its input into Python.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Units:
         twin = copy.deepcopy(trunk).cpu().eval()
         x = example[:2].cpu() if len(example) > 1 else torch.cat([example, example]).cpu()
         _check_no_recomputation(copy.deepcopy(twin), x)
-        tracker = DependencyTracker(dict(twin.named_parameters()))
+        tracker = DependencyTracker(dict(twin.named_parameters()), x, twin.buffers())
         trace = Trace(tensor_names(twin), tracker)
         with torch.no_grad(), tracker, trace:
             features = twin(x)
@@ -68,6 +69,7 @@ class Units:
         if not self.count:
             raise ValueError(f"the trunk has no linear or convolutional layer whose units could be gated{_why(tracker)}")
         self.features = tracker.dependencies.reduce(tracker.set_ids(features), [0])[0]
+        self.reads = tracker.reads
         self._uses = trace.uses
         self._unused = _unused(trace.uses, tracker.total)
         self._layout = {n: (tracker.first[n], p.shape, p.stride(), p.storage_offset()) for n, p in twin.named_parameters()}

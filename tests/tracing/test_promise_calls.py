@@ -268,3 +268,94 @@ def test_features_of_16_bits_reach_a_head_of_32(name):
     torch.manual_seed(0)
     method = check_three_tasks(Half(), name)
     assert method(torch.zeros(2, 1, 4, 4), 0).dtype == torch.float32
+
+
+# Values that are read into Python
+
+
+class Ragged(nn.Module):
+    """Keeps the first k hidden values of an image, with zeros behind; k is read off the image."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.a, self.b, self.c, self.read = nn.Linear(15, 24), nn.Linear(24, 24), nn.Linear(24, 24), read
+
+    def forward(self, x):
+        x = x.flatten(1)
+        h = torch.relu(self.a(x[:, 1:]))
+        rows = [F.pad(row[:k], (0, 24 - k)) for row, k in zip(h, self.read(x[:, 0]), strict=True)]
+        return torch.relu(self.c(torch.relu(self.b(torch.stack(rows)))))
+
+
+def by_list(lengths):
+    return lengths.long().tolist()
+
+
+def by_item(lengths):
+    return [int(length) for length in lengths]
+
+
+def by_index(lengths):
+    return [range(25)[length] for length in lengths.long()]
+
+
+def by_shape(lengths):
+    return [len((torch.arange(24) < length).nonzero()) for length in lengths]
+
+
+def with_lengths(task, lengths):
+    for split in (task.train, task.valid, task.test):
+        split.x[:, 0, 0, 0] = lengths[torch.arange(len(split.x)) % len(lengths)].to(split.x.dtype)
+    return task
+
+
+@pytest.mark.parametrize("read", [by_list, by_item, by_index, by_shape])
+def test_what_is_computed_by_values_of_the_input_is_not_taken_for_granted(read):
+    torch.manual_seed(0)
+    tasks = toy_tasks(2)
+    tasks = [with_lengths(tasks[0], torch.tensor([12, 24])), with_lengths(tasks[1], torch.tensor([12, 8]))]
+    example = torch.cat([torch.full((2, 1), 12.0), torch.randn(2, 15)], 1).view(2, 1, 4, 4)
+    with pytest.warns(UserWarning, match=r"reads values of its input into Python \(test_promise_calls.py, line \d+"):
+        method = METHODS["hat"](Network(Ragged(read), [3, 3], example))
+    fit = Regime(epochs=10, batch=16, optimizer="adamw", lr=0.01, weight_decay=0.1)
+    learn(method, tasks[:1], Trainer(fit))
+    before = logits(method, tasks[0])
+    learn(method, tasks[1:], Trainer(fit))
+    assert torch.equal(logits(method, tasks[0]), before)
+
+
+class Harmless(nn.Module):
+    """Reads a buffer, a shape and a constant, none of which depends on the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 24), nn.Linear(24, 12)
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.register_buffer("count", torch.tensor(3))
+
+    def forward(self, x):
+        steps = self.count.item() + torch.arange(2).tolist()[1] + x.shape[0]
+        return self.b(torch.relu(self.a(x.flatten(1) * self.scale.item()))) / steps
+
+
+def test_reads_that_do_not_depend_on_the_input_change_nothing():
+    units = Units(Harmless(), torch.randn(2, 1, 4, 4))
+    assert units.reads == []
+    gates = torch.ones(units.count)
+    gates[units.layers["a"].start] = 0
+    assert units.weight_masks(gates)["b.weight"][:, 0].eq(0).all()
+
+
+def test_a_classifier_that_reads_values_still_has_a_last_layer():
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.last = nn.Linear(16, 24), nn.Linear(24, 10)
+
+        def forward(self, x):
+            x = x.flatten(1)
+            if x.isnan().any():
+                raise ValueError("not a number")
+            return self.last(torch.relu(self.a(x)))
+
+    assert Network.from_classifier(Classifier(), tasks=toy_tasks(2)).features == 24
