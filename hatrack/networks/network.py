@@ -3,7 +3,7 @@
 import copy
 import operator
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -268,7 +268,7 @@ class Network(nn.Module):
         """
         if isinstance(task, int):
             self.check_task_id(task)
-        kind = self.heads[0].get_parameter("weight").dtype
+        kind = cast("nn.Linear", self.heads[0]).weight.dtype
         if features.dtype != kind and not torch.is_autocast_enabled(features.device.type):  # a trunk of 16 bits, say
             features = features.to(kind)
         if self.shared:
