@@ -109,6 +109,34 @@ def test_state_that_cannot_be_rolled_back_is_reported_as_such():
         learn(method, tasks[1:])
 
 
+class Broken(nn.Module):
+    """A trunk that fails from a certain call on."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(16, 24)
+
+    def forward(self, x):
+        BROKEN[0] -= 1
+        if BROKEN[0] < 0:
+            raise MemoryError("no memory")
+        return torch.relu(self.a(x.flatten(1)))
+
+
+BROKEN = [0]
+
+
+def test_the_first_error_is_raised_if_the_trunk_fails_for_good():
+    tasks = toy_tasks(2)
+    BROKEN[0] = 10**6
+    method = METHODS["hat"](Network(Broken(), tasks=tasks))
+    learn(method, tasks[:1])
+    BROKEN[0] = 10
+    with pytest.raises(MemoryError, match="no memory"):
+        learn(method, tasks[1:])
+    assert list(method.history) == [0]
+
+
 # Copies
 
 
