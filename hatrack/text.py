@@ -17,3 +17,14 @@ def one_line(message: Warning | str, category: object, filename: object, lineno:
 
 
 SCARCE = 0.05  # if a smaller share of a layer is free, a warning names the layer
+HELD = " (held whole: "  # in the names of `usage`: a parameter that no task after the first can change, and the reason
+
+
+def held_whole(name: str, reason: str) -> str:
+    """Return the name in `usage` of a parameter that is held whole."""
+    return f"{name}{HELD}{reason})"
+
+
+def is_held(name: str) -> bool:
+    """Return whether a name in `usage` is that of a parameter that is held whole."""
+    return HELD in name

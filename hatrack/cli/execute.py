@@ -94,7 +94,7 @@ def carry_out(runs: Sequence[Run], out: Path, again: bool = False, *, device: st
     for setting in settings(records):
         Console().print(terminal(setting))
     for record in records:
-        for said in filter(None, (record.capacity, record.halvings)):
+        for said in filter(None, (record.capacity, record.held, record.halvings)):
             print(f"{record.spec.method} seed {record.spec.seed}: {said}")
     print(f"{len(records)} {'record' if len(records) == 1 else 'records'} in {out}; a page of them: hatrack report {out}")
     if there:

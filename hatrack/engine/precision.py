@@ -1,22 +1,33 @@
 """How matrix products are computed: float32, tf32 or bfloat16."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 
 import torch
 
 from hatrack.engine.choice import Precision
 
+TRIAL = """import torch
+from torch.nn import functional as F
+with torch.autocast("cpu", torch.bfloat16):
+    w = torch.randn(8, 3, 3, 3, requires_grad=True)
+    (F.conv2d(torch.randn(4, 3, 9, 9), w).flatten(1) @ torch.randn(392, 64)).sum().backward()
+"""
+
 
 @contextmanager
-def precision_scope(precision: Precision, device: torch.device) -> Iterator[None]:
+def precision_scope(precision: Precision, device: torch.device, *, cpu: bool = False) -> Iterator[None]:
     """Compute matrix products and convolutions of the block in this precision; weights and sums stay float32.
 
     Args:
         precision: "tf32" (a GPU's 19-bit products; a CPU uses float32 instead), "float32" or "bfloat16".
         device: where it is computed.
+        cpu: also allow bfloat16 on a CPU, if it can.
     """
-    check_precision(precision, device)
+    check_precision(precision, device, cpu=cpu)
     gpu = device.type == "cuda"
     with (
         _gpu_flags(tf32=precision != "float32") if gpu else nullcontext(),
@@ -27,10 +38,21 @@ def precision_scope(precision: Precision, device: torch.device) -> Iterator[None
         yield
 
 
-def check_precision(precision: Precision, device: torch.device) -> None:
+def check_precision(precision: Precision, device: torch.device, *, cpu: bool = False) -> None:
     """Raise an error if a device can't compute in a precision."""
-    if precision == "bfloat16" and device.type != "cuda":  # some processors crash at the first product
+    if precision != "bfloat16" or device.type == "cuda":
+        return
+    if not cpu:
         raise ValueError("--precision bfloat16 needs a GPU")
+    if not cpu_computes_bfloat16():
+        raise ValueError("precision='bfloat16' needs a GPU: this processor can't compute in it")
+
+
+@cache
+def cpu_computes_bfloat16() -> bool:
+    """Return whether this CPU computes in bfloat16. It is tried in a child process, because some processors end it with an
+    illegal instruction."""
+    return subprocess.run([sys.executable, "-c", TRIAL], capture_output=True, check=False).returncode == 0
 
 
 @contextmanager

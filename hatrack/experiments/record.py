@@ -13,7 +13,7 @@ from hatrack.experiments import metrics
 from hatrack.experiments.record_parts import Curve, Pretraining, Seconds, Spec, TaskInfo
 from hatrack.experiments.record_schema import check_fields
 from hatrack.files.atomic import read_bytes, write
-from hatrack.text import SCARCE
+from hatrack.text import SCARCE, is_held
 
 SCHEMA = 1
 
@@ -90,7 +90,8 @@ class Record:
     @property
     def capacity(self) -> str:
         """A sentence about how full the network is at the end; empty for a method that takes no capacity."""
-        taken = {layer: share for layer, share in (self.usage[-1] if self.usage else {}).items() if share is not None}
+        last = self.usage[-1] if self.usage else {}
+        taken = {layer: share for layer, share in last.items() if share is not None and not is_held(layer)}
         if not taken:
             return ""
         fullest = max(taken, key=lambda layer: taken[layer])
@@ -100,6 +101,12 @@ class Record:
             return text
         advice = "a wider network or a larger c" if "c" in self.spec.method_options else "a wider network"
         return f"{text}; under {SCARCE:.0%} is free in {len(full)} of {len(taken)}: {advice} leaves more room"
+
+    @property
+    def held(self) -> str:
+        """A sentence that names the parameters that no task after the first could change; empty if there are none."""
+        names = [name for name in (self.usage[-1] if self.usage else {}) if is_held(name)]
+        return f"not trained after the first task: {', '.join(names)}" if names else ""
 
     @property
     def halvings(self) -> str:

@@ -44,6 +44,7 @@ class DEN(Method):
     """
 
     step_forms = "many"
+    exchanges = False
 
     turns: Tensor  # (tasks,): the position of every task in the order of learning, from 1; 0: not learned
 

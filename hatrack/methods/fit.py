@@ -8,6 +8,7 @@ from torch import nn
 
 from hatrack.regime import Regime
 from hatrack.tasks.task import Task
+from hatrack.text import is_held
 
 if TYPE_CHECKING:
     from hatrack.methods.method import Method
@@ -117,7 +118,8 @@ class LearnResult:
         task: the name of the task.
         fits: the result of every fit, in order; methods that prune or merge have several, `random` none, nor
             `joint` after a number of tasks that is not in its `at`.
-        usage: the share of every layer that finished tasks have taken; empty if the method takes nothing.
+        usage: the share of every layer that finished tasks have taken, and what is held whole; empty if the method takes
+            nothing.
 
     Example:
         >>> result = hr.HAT(hr.Network(trunk, tasks=tasks)).learn(tasks[0], hr.Trainer(hr.Regime(epochs=2)))
@@ -150,7 +152,13 @@ class LearnResult:
     @property
     def capacity(self) -> float | None:
         """The share of the network that finished tasks have taken, the mean over its layers."""
-        return sum(self.usage.values()) / len(self.usage) if self.usage else None
+        taken = [share for layer, share in self.usage.items() if not is_held(layer)]
+        return sum(taken) / len(taken) if taken else None
+
+    @property
+    def held(self) -> list[str]:
+        """The parameters that no later task can change, with the reason, as `usage` names them."""
+        return [name for name in self.usage if is_held(name)]
 
     def __repr__(self) -> str:
         return f"LearnResult({self})"
@@ -159,7 +167,8 @@ class LearnResult:
         said = f"learned {self.task!r} " + (f"in {_count(self.epochs, 'epoch')}" if self.epochs else "without training")
         said += "" if self.valid_accuracy is None else f", validation accuracy {self.valid_accuracy:.1%}"
         said += f" (epoch {self.best_epoch})" if self.best_epoch else ""
-        return said + ("" if self.capacity is None else f", {self.capacity:.0%} of the capacity taken")
+        said += "" if self.capacity is None else f", {self.capacity:.0%} of the capacity taken"
+        return said + (f", {_count(len(self.held), 'parameter')} held whole" if self.held else "")
 
 
 @runtime_checkable

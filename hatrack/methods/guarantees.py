@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hatrack.files import tensors
 from hatrack.methods.fit import CountedFit
+from hatrack.methods.hidden_state import HiddenState
 from hatrack.methods.modes import evaluation_mode
 from hatrack.seeds import seeded
 from hatrack.tasks.task import Task
@@ -31,7 +32,7 @@ PROBES = 16  # images of the new task among the probes
 def transaction(method: "Method", task: Task, fit: CountedFit) -> Iterator[None]:
     """Learn a task in the block, then verify the guarantees. If they are broken, or if anything fails, the state of the
     method, and what the fit carries over from task to task, is rolled back to what it was before the block."""
-    before = {key: value.clone() for key, value in method.state_dict().items()}
+    before, hidden = {key: value.clone() for key, value in method.state_dict().items()}, HiddenState(method)
     mode, cancel = method.training, fit.begin(method)
     method.probes = take_probes(method, task)
     try:
@@ -41,13 +42,28 @@ def transaction(method: "Method", task: Task, fit: CountedFit) -> Iterator[None]
             method.end_learning()
         check_digests(method, but=task.index)
         method.probes.check(method)
-    except BaseException:
+    except BaseException as error:
         roll_back(method, before)
+        hidden.restore()
         cancel()
         method.train(mode)
+        if changed := _still_changed(method, method.probes):
+            raise ValueError(
+                f"{_named(method, changed[0])} answers differently although the state was rolled back: the trunk keeps "
+                "state outside its modules, in a closure or a global; load the method from the last file that was saved"
+            ) from error
         raise
     finally:
         method.probes = None
+
+
+def _still_changed(method: "Method", probes: "Probes") -> list[int]:
+    """Return the tasks that answer differently after the state was rolled back; none if they fail, as without memory:
+    then the error that came first says more."""
+    try:
+        return probes.changed(method)
+    except Exception:
+        return []
 
 
 @torch.no_grad()
@@ -98,13 +114,22 @@ class Probes(NamedTuple):
     @torch.no_grad()
     def check(self, method: "Method") -> None:
         """Raise an error if the logits of a task differ now by more than rounding."""
-        for task, then in self.logits.items():
-            if not close(then, logits(method, task, self.images), ROUNDING):
-                raise ValueError(
-                    f"task {task} ({method.history[task]!r}) would no longer answer as it did: the trunk uses something "
-                    "that the method can't see, perhaps a tensor that is no parameter or buffer, a parameter in a list, a "
-                    "module in a closure. The state was rolled back"
-                )
+        if changed := self.changed(method):
+            raise ValueError(
+                f"{_named(method, changed[0])} would no longer answer as it did: the trunk uses something that the method "
+                "can't see, perhaps a tensor that is no parameter or buffer, a parameter in a list, a module in a closure. "
+                "The state was rolled back"
+            )
+
+    @torch.no_grad()
+    def changed(self, method: "Method") -> list[int]:
+        """Return the tasks whose logits differ now by more than rounding."""
+        pairs = self.logits.items()
+        return [task for task, then in pairs if not close(then, logits(method, task, self.images), ROUNDING)]
+
+
+def _named(method: "Method", task: int) -> str:
+    return f"task {task} ({method.history[task]!r})"
 
 
 def take_probes(method: "Method", new: Task) -> Probes:

@@ -6,6 +6,8 @@ bit; the gates have their own learning rate, because they are always trained by 
 every update, so that momentum, Adam and weight decay can't move them either; each task has its own norms.
 """
 
+import re
+import warnings
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -18,14 +20,18 @@ from hatrack.methods.method import Method
 from hatrack.methods.parts.annealing import Anneal, hardness
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms
+from hatrack.methods.serving import ServedNetwork, ServedTask
 from hatrack.networks.heads import grouped
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.seeds import generator
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
-from hatrack.tracing.units import Units
+from hatrack.text import held_whole
+from hatrack.tracing.units import LEFT, Units
 
+MUCH = 0.2  # of the trunk's weights: if more is held whole, a warning says so
+SECOND_CALL = re.compile(r"^(.*[^)]) \(call \d+\)$")  # of a layer with a name, not of a function
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
 
 
@@ -94,6 +100,14 @@ class HAT(Method):
         self.anneal, self.embedding, self.gate_lr = anneal, embedding, gate_lr
         self.units = Units(net.trunk, net.example, on_unknown=on_unknown, leave=leave)
         self.units.to(net.example.device)
+        self.held = self.units.held_whole()
+        self._warn_if_held()
+        if self.units.reads:
+            warnings.warn(
+                f"the trunk reads values of its input into Python ({'; '.join(self.units.reads[:3])}): what follows may "
+                "differ between images, so that more weights than usual are frozen after every task",
+                stacklevel=2,
+            )
         # Units of layers that the user froze can't change, so their gates are always open and need no capacity.
         self.register_buffer("frozen", self.units.frozen().to(net.example.device), persistent=False)
         self.norms = TaskNorms(net, shared=norms == "shared")
@@ -104,6 +118,16 @@ class HAT(Method):
         self.freezes: list[PartialFreeze] = []
         self.used = torch.zeros(self.units.count)  # the largest gate of finished tasks, for every unit
         self.grow()
+
+    def _warn_if_held(self) -> None:
+        """Warn if much of the trunk can't be followed, so that later tasks could hardly learn."""
+        sizes = {name: p.numel() for name, p in self.net.trunk.named_parameters() if p.requires_grad}
+        held = {name: reason for name, reason in self.held.items() if not reason.startswith(LEFT)}  # not by the user's wish
+        share = sum(sizes[name] for name in held) / max(1, sum(sizes.values()))
+        if share > MUCH:
+            named = [f"{name} ({reason})" for name, reason in held.items()]
+            few = ", ".join(named[:3]) + (f", ... ({len(named)} in all)" if len(named) > 3 else "")
+            warnings.warn(f"{share:.0%} of the trunk's weights are held whole after the first task: {few}", stacklevel=3)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move also the tables of units, when `.to(device)` is called."""
@@ -141,6 +165,10 @@ class HAT(Method):
         if isinstance(task, Tensor):
             return grouped(self, x, task)
         return self.net.head(self.units.run(x, self.final_gates(task), self.norms.of(task)), task)
+
+    def served(self, task: int) -> ServedTask:
+        norms = {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
+        return ServedNetwork(self.net, task, norms, self.units, self.final_gates(task))
 
     # Learning
 
@@ -248,10 +276,14 @@ class HAT(Method):
         self.net.reset_head(task)
 
     def usage(self) -> dict[str, float]:
-        """Return the share of the units of every layer that finished tasks use."""
+        """Return the share of the units of every layer that finished tasks use, and 1 for what is held whole by them."""
         used = (self.gates[self.done] > 0.5).any(0).float()
-        layers = [(name, units) for name, units in self.units.layers.items() if not self.frozen[units].all()]
-        return {name: used[units].mean().item() for name, units in layers}
+        layers: dict[str, list[Tensor]] = {}  # a layer that is called twice has units of both calls
+        for name, units in self.units.layers.items():
+            if not self.frozen[units].all():
+                layers.setdefault(SECOND_CALL.sub(r"\1", name), []).append(used[units])
+        held = {held_whole(name, reason): float(self.done.any()) for name, reason in self.held.items()}
+        return {name: torch.cat(parts).mean().item() for name, parts in layers.items()} | held
 
 
 def without_denormals(gates: Tensor) -> Tensor:

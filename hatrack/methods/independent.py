@@ -34,6 +34,7 @@ class Independent(Method):
     """
 
     step_forms = "two"
+    exchanges = False
 
     def __init__(self, net: Network) -> None:
         super().__init__(net)

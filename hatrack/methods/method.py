@@ -7,9 +7,10 @@ Then the same step runs eagerly, compiled, or recorded as a CUDA graph. `engine/
 
 import math
 import operator
+import threading
 import warnings
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -19,8 +20,11 @@ from torch.nn import functional as F
 from hatrack.methods.divergence import rate
 from hatrack.methods.fit import CountedFit, Fit, LearnResult
 from hatrack.methods.guarantees import Probes, transaction
-from hatrack.methods.modes import evaluation_mode
+from hatrack.methods.hidden_state import HiddenState
+from hatrack.methods.modes import evaluation_mode, without_autocast_cache
 from hatrack.methods.overrides import check_overrides
+from hatrack.methods.ownership import check_owner, claim
+from hatrack.methods.serving import ServedMethod, ServedNetwork, ServedTask
 from hatrack.networks.network import LISTED, Network
 from hatrack.options import parameters
 from hatrack.regime import Regime
@@ -28,7 +32,7 @@ from hatrack.tasks.arrays import as_tensor, channels_first
 from hatrack.tasks.device import to_device
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
-from hatrack.text import SCARCE
+from hatrack.text import SCARCE, is_held
 
 FAR = 50.0  # standard deviations: no image is so far off those that a task was learned from
 
@@ -63,21 +67,48 @@ class Method(nn.Module):
     # task has its own) or "many" (each task has its own). A wrong value costs time when steps are compiled, nothing else.
     step_forms: ClassVar[Literal["one", "two", "many"]] = "one"
 
+    exchanges: ClassVar[bool] = True  # whether `forward` may exchange tensors within modules, as `functional_call` does
+
     def __init__(self, net: Network) -> None:
         super().__init__()
         if not isinstance(net, Network):
             raise ValueError(f"a method is made of a Network, such as Network(trunk, tasks=tasks), not {type(net).__name__}")
+        self.lock = threading.RLock()  # held by the thread that computes with the network: tensors and modes are exchanged
         self.net = net
         self.options: dict[str, Any] = {}  # a method that has options writes self.options = check(Class, locals())
         self.built = len(net.classes), [name for name, p in net.trunk.named_parameters() if not p.requires_grad]
         self.grown = len(net.classes)  # how many tasks there is room for: see `grow`
         self.history: dict[int, str] = {}  # the finished tasks and their names, in the order of learning
+        self.fitting = False  # while a fit runs the steps of an epoch
         self.probes: Probes | None = None  # while a task is learned: what the finished ones answered before
         self.digests: dict[int, str] = {}  # of what tasks use, once the method was saved or loaded: see guarantees.py
+        claim(net, self)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         check_overrides(cls)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle holds: all but the lock."""
+        return {name: value for name, value in self.__dict__.items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.lock = threading.RLock()
+
+    def state_dict(self, *args: Any, prefix: str = "", **keywords: Any) -> Any:
+        """Return all tensors by name. Which tasks are learned is in its metadata, where torch keeps versions."""
+        state = super().state_dict(*args, prefix=prefix, **keywords)
+        if (own := getattr(state, "_metadata", {}).get(prefix[:-1])) is not None:
+            own["learned"] = {"tasks": dict(self.history), "digests": dict(self.digests)}
+        return state
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any, **keywords: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **keywords)
+        if (learned := local_metadata.get("learned")) is not None:  # a plain dictionary of tensors does not say it
+            self.history, self.digests = dict(learned["tasks"]), dict(learned["digests"])
 
     def __repr__(self) -> str:
         known = parameters(type(self))
@@ -175,19 +206,21 @@ class Method(nn.Module):
                 f"its place: net.add_task gives it a number of its own; forget_task({task.index}) gives up the old one"
             )
         self.net.check_task(task)
-        self.make_room()
-        task, counted = to_device(task, self.net.example.device), CountedFit(fit)
-        with transaction(self, task, counted):
-            self.net.set_preprocessing(task)
-            self.learn_task(task, counted)
-            usage = self.usage()
-        self.digests.pop(task.index, None)  # of the task as it was before, if it was learned again
-        self.history.pop(task.index, None)
-        self.history[task.index] = task.name
+        check_owner(self)
+        with self.lock, without_autocast_cache():
+            self.make_room()
+            task, counted = to_device(task, self.net.example.device), CountedFit(fit)
+            with transaction(self, task, counted):
+                self.net.set_preprocessing(task)
+                self.learn_task(task, counted)
+                usage = self.usage()
+            self.digests.pop(task.index, None)  # of the task as it was before, if it was learned again
+            self.history.pop(task.index, None)
+            self.history[task.index] = task.name
         return counted.end(task, usage)
 
     def __call__(self, x: Tensor, task: TaskId) -> Tensor:
-        """Return the logits of a task.
+        """Return the logits of a task. Threads may call it at any time; they run one after the other, see `for_task`.
 
         Args:
             x: images as the network sees them; `predict` takes raw images.
@@ -204,8 +237,30 @@ class Method(nn.Module):
         task = task_number(task, len(x))
         if isinstance(task, int):
             self.net.check_task_id(task)
-        self.make_room()
-        return super().__call__(x, task)  # type: ignore[no-any-return]
+        with self.lock:
+            self.make_room()
+            kept = HiddenState(self, buffers=True) if self._must_keep(task) else None
+            try:
+                return super().__call__(x, task)  # type: ignore[no-any-return]
+            finally:
+                if kept:
+                    kept.restore()
+
+    @contextmanager
+    def while_fitting(self) -> Iterator[None]:
+        """Note that the steps of an epoch run in the block: what they change is meant to change."""
+        self.fitting = True
+        try:
+            yield
+        finally:
+            self.fitting = False
+
+    def _must_keep(self, task: TaskId) -> bool:
+        """Return whether a forward pass, since it is one in training mode outside of `learn`, could change the statistics
+        of a finished task whose answers the method guarantees."""
+        if not self.training or self.fitting or self.probes is not None or type(self).used_by is Method.used_by:
+            return False
+        return not self.history.keys().isdisjoint([task] if isinstance(task, int) else task.tolist())
 
     @torch.no_grad()
     def predict(self, images: Any, task: TaskId) -> Tensor:
@@ -238,6 +293,34 @@ class Method(nn.Module):
         with evaluation_mode(self):
             return self(seen, task).argmax(1)
 
+    @final
+    @torch.no_grad()
+    def for_task(self, task: int) -> ServedTask:
+        """Copy what one task needs into a module for serving, which any number of threads may call at the same time.
+
+        Args:
+            task: the number of the task.
+
+        Returns:
+            A module from images as the network sees them to logits, which equal those of the method up to rounding. It is in
+            evaluation mode for good, and nothing that the method learns later changes it.
+
+        Example:
+            >>> method = hr.HAT(hr.Network(trunk, tasks=tasks))
+            >>> result = method.learn(tasks[0], hr.Trainer(hr.Regime(epochs=2)))
+            >>> model = method.for_task(0)
+            >>> model(method.net.preprocess(torch.tensor(x_test), 0)).argmax(1).equal(method.predict(x_test, task=0))
+            True
+        """
+        self.net.check_task_id(task)
+        with evaluation_mode(self):
+            self.make_room()
+            return self.served(task)
+
+    def served(self, task: int) -> ServedTask:
+        """Return the module of a task for `for_task`; a method that exchanges tensors returns a `ServedNetwork` of them."""
+        return ServedNetwork(self.net, task, {}) if type(self).forward is Method.forward else ServedMethod(self, task)
+
     def make_room(self) -> None:
         """Call `grow` if the network has new tasks."""
         if self.grown < len(self.net.classes):  # what it grows by is to be learned, so it must not be of the inference mode
@@ -263,7 +346,7 @@ class Method(nn.Module):
 
     def warn_if_full(self, task: Task) -> None:
         """Warn if little is free in some layers; the task is learned all the same."""
-        taken = self.usage()
+        taken = {layer: share for layer, share in self.usage().items() if not is_held(layer)}
         scarce = [f"{layer} ({1 - share:.0%})" for layer, share in taken.items() if 1 - share < SCARCE]
         if scarce:
             which = ", ".join(scarce[:3]) + (" ..." if len(scarce) > 3 else "")

@@ -1,17 +1,41 @@
-"""Evaluation mode for a while."""
+"""Evaluation mode for a while, and learning under autocast."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from torch import nn
+import torch
+
+if TYPE_CHECKING:
+    from hatrack.methods.method import Method
 
 
 @contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Within it the module is in evaluation mode; afterwards, also after an error, it is in the mode that it had."""
-    mode = module.training
-    module.eval()
+def evaluation_mode(method: "Method") -> Iterator[None]:
+    """Within it the method is in evaluation mode; afterwards, also after an error, it is in the mode that it had.
+
+    Other threads wait, because the mode is one for all of them.
+    """
+    with method.lock:
+        mode = method.training
+        method.eval()
+        try:
+            yield
+        finally:
+            method.train(mode)
+
+
+@contextmanager
+def without_autocast_cache() -> Iterator[None]:
+    """Within it autocast casts weights anew at every use.
+
+    It would otherwise keep the cast weights until its block ends, so that all steps of a block around `learn` would compute
+    with the weights of the first one.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    torch.clear_autocast_cache()
     try:
         yield
     finally:
-        module.train(mode)
+        torch.set_autocast_cache_enabled(before)

@@ -18,6 +18,7 @@ from hatrack.methods.method import Method
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms, own_tensors
 from hatrack.methods.parts.vectors import pieces, values
+from hatrack.methods.serving import ServedNetwork, ServedTask
 from hatrack.networks.heads import grouped
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
@@ -81,8 +82,11 @@ class PackNet(Method):
         found = {n: p for n, p in self.net.named_parameters() if n.startswith(parts) and p.requires_grad}
         self.packed = [name for name, p in found.items() if p.dim() >= 2 and name not in normed]
         biases = [name for name in found if name not in normed and name not in self.packed]
-        self.own = biases if own_biases else []
-        self.fixed = ([] if own_biases else biases) + ([] if own_norms else [name for name in normed if name in found])
+        # Those of a task lie in one vector of real numbers.
+        self.own = [name for name in biases if not found[name].is_complex()] if own_biases else []
+        self.fixed = [name for name in biases if name not in self.own] + (
+            [] if own_norms else [name for name in normed if name in found]
+        )
         self.fixed_norms = [] if own_norms else sorted({name.rpartition(".")[0] for name in normed})
 
     def _parameters_named(self, names: list[str]) -> list[nn.Parameter]:
@@ -131,6 +135,9 @@ class PackNet(Method):
         if isinstance(task, Tensor):
             return grouped(self, x, task)
         return self._run(x, task, self._used_weights(task))
+
+    def served(self, task: int) -> ServedTask:
+        return ServedNetwork(self.net, task, self._used_weights(task) | self._own_tensors(task))
 
     # Learning
 

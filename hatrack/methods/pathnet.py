@@ -64,6 +64,7 @@ class PathNet(Method):
     """
 
     step_forms = "many"
+    exchanges = False
 
     paths: Tensor  # (tasks, layers, active): the modules of every task; -1: not learned yet
 

@@ -15,9 +15,11 @@ from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.annealing import Anneal, hardness
 from hatrack.methods.parts.bits import pack, unpack
+from hatrack.methods.parts.divisors import divisors
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.parts.vectors import pieces
+from hatrack.methods.serving import ServedNetwork, ServedTask
 from hatrack.networks.heads import grouped
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
@@ -77,7 +79,7 @@ class PMASK(Method):
         super().__init__(net)
         self.options = check(PMASK, locals())
         self.smax, self.c, self.anneal, self.embedding, self.gate_lr = smax, c, anneal, embedding, gate_lr
-        self.norms = TaskNorms(net, shared=norms == "shared")
+        self.norms = TaskNorms(net, shared=norms == "shared", more=divisors(net))  # no gate may make a divisor 0
         self.names = self._names_of_gated()
         weights = self.weights()
         self.count = sum(w.numel() for w in weights)
@@ -139,9 +141,15 @@ class PMASK(Method):
 
     def _run(self, x: Tensor, task: int, weights: list[Tensor]) -> Tensor:
         """Return the logits with these weights and the task's own norms."""
+        return functional_call(self.net, self._exchanged(task, weights), (x, task))  # type: ignore[no-any-return]
+
+    def _exchanged(self, task: int, weights: list[Tensor]) -> dict[str, Tensor]:
+        """Return these weights and the task's own norms, by their names in the network."""
         norms = {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
-        tensors = {**norms, **dict(zip(self.names, weights, strict=True))}
-        return functional_call(self.net, tensors, (x, task))  # type: ignore[no-any-return]
+        return {**norms, **dict(zip(self.names, weights, strict=True))}
+
+    def served(self, task: int) -> ServedTask:
+        return ServedNetwork(self.net, task, self._exchanged(task, self._gated_weights(task)))
 
     # Learning
 
@@ -258,9 +266,13 @@ class _Masked(torch.autograd.Function):
         *outer, capacity = grads
         grad = price * (ctx.smax * capacity)  # smax times the gradient of a
         for part, g, w in zip(pieces(grad, weights), outer, weights, strict=True):
-            part.addcmul_(g, w, value=ctx.smax)
+            if w.is_complex():
+                part.add_((g * w.conj()).real, alpha=ctx.smax)
+            else:
+                part.addcmul_(g, w, value=ctx.smax)
         reused = torch.sigmoid(e)  # its memory is used again for the gradients of the weights: new memory is slow
         aten.sigmoid_backward.grad_input(grad, reused, grad_input=grad)  # times sigmoid(e) (1 - sigmoid(e))
         aten.hardtanh_backward.grad_input(grad, a, CLOSED, 1, grad_input=grad)  # 0 unless CLOSED < a < 1
         parts = zip(outer, pieces(a, weights), pieces(reused, weights), strict=True)
-        return grad, None, None, None, *[torch.mul(g, gate, out=part) for g, gate, part in parts]
+        scaled = [g * gate if g.is_complex() else torch.mul(g, gate, out=part) for g, gate, part in parts]
+        return grad, None, None, None, *scaled

@@ -75,6 +75,7 @@ class PNN(Method):
     """
 
     step_forms = "many"
+    exchanges = False
 
     owned: Tensor  # (tasks,): the column of every task; -1: not learned yet
 

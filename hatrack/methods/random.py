@@ -29,6 +29,8 @@ class Random(Method):
     See docs/methods/random.md for formulas, published values and results.
     """
 
+    exchanges = False
+
     frequency: Tensor  # (tasks, most classes)
 
     def __init__(self, net: Network) -> None:

@@ -3,7 +3,7 @@
 import copy
 import operator
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +81,8 @@ class Network(nn.Module):
                 raise ValueError(
                     f"the trunk's state holds {name!r}, of type {type(value).__name__}: only tensors can be kept"
                 )
+            if value.layout != torch.strided:
+                raise ValueError(f"the trunk's {name!r} is sparse: only dense weights can be learned; .to_dense() makes one")
         self.trunk, self.shared, self.init, self.seed = trunk, heads == "shared", init, seed
         where = next((p.device for p in trunk.parameters()), example.device)
         self.register_buffer("example", example.to(where, copy=True), persistent=False)
@@ -266,6 +268,9 @@ class Network(nn.Module):
         """
         if isinstance(task, int):
             self.check_task_id(task)
+        kind = cast("nn.Linear", self.heads[0]).weight.dtype
+        if features.dtype != kind and not torch.is_autocast_enabled(features.device.type):  # a trunk of 16 bits, say
+            features = features.to(kind)
         if self.shared:
             return self.heads[0](features)  # type: ignore[no-any-return]
         if isinstance(task, int):

@@ -200,6 +200,8 @@ def _setup(setting: Setting) -> str:
         facts["pretraining"] = f"accuracy on validation data: {', '.join(dict.fromkeys(reached))}"
     if halved := [f"{r.spec.method} seed {r.spec.seed} {r.halvings}" for r in setting.records if r.halvings]:
         facts["learning rates"] = "; ".join(halved)
+    if held := dict.fromkeys(f"{r.spec.method} {r.held}" for r in setting.records if r.held):
+        facts["held whole"] = "; ".join(held)
     total = sum(record.seconds.total or 0 for record in setting.records)
     facts["time"] = f"{total:,.1f} seconds for {count_text(len(setting.records), 'run')} together"
     return f"<dl>{''.join(f'<dt>{escaped(name)}</dt><dd>{escaped(text)}</dd>' for name, text in facts.items())}</dl>"

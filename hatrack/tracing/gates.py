@@ -1,7 +1,9 @@
 """The gates of a trunk's units: where they are applied, and the mode that applies them whenever the trunk runs.
 
 A call of the trunk is identified by the parameter that it is given and a count, such as ("layer1.weight", 1), because a
-module may be called several times.
+module may be called several times. A call without a parameter of its own, such as a sigmoid, is identified by the call that
+made its input or, if there were operations in between, by the last call with a parameter. So a block that is left out at
+random in training changes no other key.
 """
 
 from collections.abc import Mapping
@@ -27,7 +29,8 @@ REGATED = (  # pointwise functions with f(0) != 0: after them the gates are appl
     torch.sigmoid, Tensor.sigmoid, F.hardsigmoid, F.softplus, F.logsigmoid, torch.exp, Tensor.exp, torch.cos, Tensor.cos,
 )  # fmt: skip
 TRACED = {*LAYERS, *NORMS, *REGATED}
-Key = tuple[str, int]  # the name of a parameter, or of a function, and which of its calls
+Key = tuple[str, int]  # the name of a parameter, or of a function and its place, and which of its calls
+ORIGIN = "_hatrack_origin"  # the attribute of a traced call's result that holds the key of the last call with a parameter
 
 
 class Gate(NamedTuple):
@@ -68,14 +71,21 @@ class CountedCalls(TorchFunctionMode):
         super().__init__()
         self.names = names
         self.counts: dict[str, int] = {}
+        self.last: Key | None = None  # of the last call with a parameter
 
-    def key(self, func: Any, args: Any, kwargs: Any) -> Key:
-        """Return the key of this call, and count it."""
-        given = (
-            arguments(func, args, kwargs) if func in NORMS else dict(zip(LAYERS.get(func, ()), args, strict=False)) | kwargs
-        )
+    def key(self, func: Any, args: Any, kwargs: Any) -> tuple[Key, Key | None]:
+        """Return the key of this call, and count it; also that of the call with a parameter that it belongs to."""
+        given = named_arguments(func, args, kwargs)
         tensors = [given[k] for k in ("weight", "running_mean") if given.get(k) is not None]
-        name = next((self.names[id(t)] for t in tensors if id(t) in self.names), f"{func.__name__}()")
+        name = next((self.names[id(t)] for t in tensors if id(t) in self.names), None)
+        if name is not None:
+            self.last = self._counted(name)
+            return self.last, self.last
+        origin: Key | None = getattr(given.get("input", args[0] if args else None), ORIGIN, self.last)
+        place = "" if origin is None else f" after {origin[0]} (call {origin[1]})"
+        return self._counted(f"{func.__name__}(){place}"), origin
+
+    def _counted(self, name: str) -> Key:
         self.counts[name] = self.counts.get(name, 0) + 1
         return name, self.counts[name]
 
@@ -87,25 +97,41 @@ class ApplyGates(CountedCalls):
         names: the name of every parameter and buffer of the trunk, by `id`.
         places: the gate of every traced call; None if the call has none.
         gates: (units,), the value of every gate.
+        training: the trunk is in training mode, in which it may compute statistics that the example did not need.
     """
 
-    def __init__(self, names: dict[int, str], places: Mapping[Key, Gate | None], gates: Tensor) -> None:
+    def __init__(
+        self, names: dict[int, str], places: Mapping[Key, Gate | None], gates: Tensor, *, training: bool = False
+    ) -> None:
         super().__init__(names)
-        self.places, self.gates = places, gates
+        self.places, self.gates, self.training = places, gates, training
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func in TRACED:
-            key = self.key(func, args, kwargs or {})
-            if key not in self.places:
-                raise ValueError(
-                    f"the trunk calls {key[0]} (call {key[1]}), but it did not when it was traced on the example; "
-                    "all inputs must take the same path"
-                )
-            gate = self.places[key]
-            if gate is not None:
-                return gate(out, self.gates)
-        return out
+        if func not in TRACED:
+            return out
+        key, origin = self.key(func, args, kwargs or {})
+        if key not in self.places:
+            if self.training and key != origin and not torch.is_grad_enabled():
+                return out  # statistics without a gradient, as a product of activations
+            raise ValueError(
+                f"the trunk calls {key[0]} (call {key[1]}), but it did not when it was traced on the example; "
+                "all inputs must take the same path"
+            )
+        gate = self.places[key]
+        return marked(out if gate is None else gate(out, self.gates), origin)
+
+
+def marked(result: Any, origin: Key | None) -> Any:
+    """Return a call's result, with a mark of where it came from for the next call."""
+    if isinstance(result, Tensor) and origin is not None:
+        setattr(result, ORIGIN, origin)
+    return result
+
+
+def named_arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of a traced call by name; the others by position are left out."""
+    return arguments(func, args, kwargs) if func in NORMS else dict(zip(LAYERS.get(func, ()), args, strict=False)) | kwargs
 
 
 def tensor_names(trunk: nn.Module) -> dict[int, str]:

@@ -4,7 +4,9 @@
 with a gate behind the layer. `gates.ApplyGates` later applies the gates at the same calls.
 """
 
+import sys
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -13,10 +15,14 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE
-from hatrack.tracing.gates import CONVOLUTIONS, LAYERS, PRODUCTS, TRACED, TRANSPOSED, CountedCalls, Gate, Key
+from hatrack.tracing.gates import CONVOLUTIONS, LAYERS, PRODUCTS, TRACED, TRANSPOSED, CountedCalls, Gate, Key, marked
 from hatrack.tracing.norm_calls import NORMS, arguments
-from hatrack.tracing.tracker import DependencyTracker
+from hatrack.tracing.tracker import DependencyTracker, wrapped
 
+APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+READS = {  # functions that read values into Python
+    Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__,
+}  # fmt: skip
 CHANNELWISE_NORMS = (F.batch_norm, F.instance_norm)  # they mix no channels
 
 
@@ -63,6 +69,8 @@ class Trace(CountedCalls):
         self.uses: list[Use] = []
         self.norms: set[str] = set()
         self.places: dict[Key, Gate | None] = {}
+        self.shown: dict[Key, str] = {}  # the names of calls for people
+        self.functions: dict[str, int] = {}  # how often a function was called without a parameter of its own
         self.readers: dict[int, tuple[Tensor, Gate, Key, list[bool]]] = {}
 
     def final_gates(self, features: Tensor) -> dict[Key, Gate | None]:
@@ -77,19 +85,37 @@ class Trace(CountedCalls):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, gate = kwargs or {}, None
+        if func in READS:
+            self.tracker.note_read(args[0])
         if func not in TRACED:
             out = func(*args, **kwargs)
         else:
-            key = self.key(func, args, kwargs)
+            key, origin = self.key(func, args, kwargs)
             self.places[key] = None
+            self.shown[key] = self._shown(key, origin, func)
             trace = self._trace_layer if func in LAYERS else self._trace_norm if func in NORMS else self._trace_regated
-            out = trace(key, func, args, kwargs)
+            hidden = (
+                self._is_wrapped(args, kwargs) or inside_autograd_function()
+            )  # there no gate could be applied, or get a gradient
+            out = marked(func(*args, **kwargs) if hidden else trace(key, func, args, kwargs), origin)
             gate = self.places[key]
         if any(isinstance(t, Tensor) for t in tree_leaves(out)):
             for t in tree_leaves((args, kwargs)):
                 if id(t) in self.readers:
                     self.readers[id(t)][3].append(func in CHANNELWISE_NORMS and self.readers[id(t)][1].same(gate))
         return out
+
+    def _is_wrapped(self, args: Any, kwargs: Any) -> bool:
+        """Return whether an argument is a tensor of `torch.vmap` and the like."""
+        return any(wrapped(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor))
+
+    def _shown(self, key: Key, origin: Key | None, func: Any) -> str:
+        """Return the name of a call for people: its layer, or its function, and which of its calls if it has several."""
+        name, number = key
+        if key != origin:
+            name = f"{func.__name__}()"
+            number = self.functions[name] = self.functions.get(name, 0) + 1
+        return name.removesuffix(".weight") + (f" (call {number})" if number > 1 else "")
 
     def _trace_layer(self, key: Key, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a linear or convolutional layer and give its outputs new units."""
@@ -161,8 +187,7 @@ class Trace(CountedCalls):
 
     def _new_units(self, key: Key, count: int) -> int:
         """Add units for a call and return the number of the first one."""
-        name = key[0].removesuffix(".weight") + (f" (call {key[1]})" if key[1] > 1 else "")
-        self.layers[name] = slice(self.count, self.count + count)
+        self.layers[self.shown[key]] = slice(self.count, self.count + count)
         self.count += count
         return self.count - count
 
@@ -177,7 +202,7 @@ class Trace(CountedCalls):
         """Put gates on a result and set its dependency sets accordingly; unit -1 stands for no gate."""
         dependencies = self.tracker.dependencies
         ids = torch.tensor([ALWAYS_ACTIVE if u < 0 else dependencies.id_of(frozenset([u])) for u in units.tolist()])
-        self.tracker.assign(out, ids.view([-1 if d == dim else 1 for d in range(out.dim())]).expand(out.shape))
+        self.tracker.assign(out, ids.view([-1 if d == dim else 1 for d in range(out.dim())]).expand(out.shape), gated=True)
         first = int(units[0])
         gate = Gate(units, dim, first if torch.equal(units, torch.arange(first, first + len(units))) else -1)
         if (units >= 0).any():
@@ -187,6 +212,8 @@ class Trace(CountedCalls):
     def _channel_ids(self, x: Tensor, dim: int) -> Tensor:
         """Return one set id per channel: the union over all other dimensions."""
         ids = self.tracker.set_ids(x)
+        if not x.numel():  # no image of the example comes here, but others may
+            return torch.full((x.shape[dim],), ALWAYS_ACTIVE)
         return self.tracker.dependencies.reduce(ids, [d for d in range(x.dim()) if d != dim]).flatten()
 
     def _channel_sets(self, x: Tensor, dim: int) -> list[frozenset[int] | None]:
@@ -202,6 +229,14 @@ class Trace(CountedCalls):
             if torch.equal(first.expand_as(ids), ids):
                 return dim
         return None
+
+
+def inside_autograd_function() -> bool:
+    """Return whether this runs within `forward` of a `torch.autograd.Function`, whose `backward` knows of no gates."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not APPLY:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _weight_ends(func: Any, shape: torch.Size, groups: int, channels: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,10 +5,17 @@ it cannot analyse an operation, it treats the result as always active; this free
 safe. The sets are stored per storage, not per tensor: then a view of a tensor, or a write into one, automatically is the
 same view of, or write into, the stored sets, and needs no rule of its own.
 
+A trunk may read values of its input into Python (`.item()`, `.tolist()`) and slice, pad or branch by them. For another image
+it would then move other elements, so from such a read on only gates promise anything: everything else is always active.
+
 It also tracks the elements of parameters that are only copied (`weight.T`, `torch.cat([w1, w2])`, `table[:3]`), so that a
 layer that uses such a copy is known to use these elements.
 """
 
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -43,6 +50,8 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         parameters: the parameters of the trunk, by name.
+        x: the input of the trunk.
+        buffers: the buffers of the trunk.
 
     Attributes:
         dependencies: the sets that occur, with their ids.
@@ -50,6 +59,7 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         untraceable: parameters whose use cannot be analysed, with the name of the operation that used them.
         first: the position of the first element of each parameter's storage.
         total: how many positions there are.
+        reads: the lines at which values that depend on the input were read into Python.
     """
 
     @classmethod
@@ -57,7 +67,7 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Keep torch from importing its compiler (seconds) for the first operation under this mode."""
         return False
 
-    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: dict[str, nn.Parameter], x: Tensor, buffers: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.dependencies = DependencySets()
         self.paused = False
@@ -67,6 +77,11 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._set_ids: dict[int, Tensor] = {}  # by address of a storage: the set id of each of its elements
         self._positions: dict[int, Tensor] = {}  # by address of a storage: the position of each of its elements
         self._input_dependent: set[int] = set()  # addresses of integer or bool storages that may differ between inputs
+        if not x.is_floating_point():
+            self._input_dependent.add(_address(x))
+        self.reads: list[str] = []
+        self._fixed = {_address(b) for b in buffers}  # addresses of storages whose values do not depend on the input
+        self._gated: dict[int, Tensor] = {}  # by `id`: the tensors that were gated after a read, as they are
         self._names: list[tuple[int, str]] = []  # first position and name of every parameter that is not empty
         self.total = 0
         for name, parameter in parameters.items():
@@ -79,18 +94,26 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def set_ids(self, tensor: Tensor) -> Tensor:
         """Return the set id of every element of a tensor; ALWAYS_ACTIVE if the tensor is not tracked."""
+        if self.reads and id(tensor) not in self._gated:
+            return torch.full(tensor.shape, ALWAYS_ACTIVE)
+        return self._stored(tensor)
+
+    def _stored(self, tensor: Tensor) -> Tensor:
+        """Return the set ids that were assigned to a tensor."""
         stored = self._set_ids.get(_address(tensor))
         if stored is None or len(stored) != _size(tensor):
             return torch.full(tensor.shape, ALWAYS_ACTIVE)
         return stored.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
-    def assign(self, tensor: Tensor, ids: Tensor) -> None:
-        """Set the set ids of a tensor's elements."""
+    def assign(self, tensor: Tensor, ids: Tensor, *, gated: bool = False) -> None:
+        """Set the set ids of a tensor's elements, which hold after a read of values only if the tensor is gated itself."""
+        if self.reads and gated:
+            self._gated[id(tensor)] = tensor
         address = _address(tensor)
         if address not in self._set_ids:
             self._set_ids[address] = torch.full((_size(tensor),), ALWAYS_ACTIVE)
             self._storages.append(tensor.untyped_storage())
-        self.set_ids(tensor).copy_(ids)
+        self._stored(tensor).copy_(ids)
 
     def is_tracked(self, tensor: Tensor) -> bool:
         """Return whether some element of the tensor's storage got a set id."""
@@ -120,6 +143,16 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return whether a tensor of integers or bools, such as an index, may differ between inputs or random draws."""
         return _address(tensor) in self._input_dependent
 
+    def note_read(self, tensor: Tensor) -> None:
+        """Note that Python reads values of a tensor. Those of parameters decide what is computed, so they are held whole."""
+        if not tensor.numel() or wrapped(tensor):
+            return
+        if self.positions(tensor) is not None:
+            self.mark_untraceable(tensor, "a read into Python")
+        elif self.depends_on_input(tensor) or (tensor.is_floating_point() and _address(tensor) not in self._fixed):
+            line = users_line()
+            self.reads += [] if line in self.reads else [line]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
@@ -138,6 +171,9 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name, mutable, given = func.overloadpacket.__name__, func._schema.is_mutable, {_address(t) for t in inputs}
         if results and not mutable and all(_address(t) in given for t in results):
             return  # a view
+        if (torch.Tag.dynamic_output_shape in func.tags and name != "index") or name == "_local_scalar_dense":
+            for t in inputs:
+                self.note_read(t)
         self._mark_input_dependent(func, inputs, [t for t in results if not t.is_floating_point()])
         new = [t for t in results if t.is_floating_point() and (mutable or _address(t) not in given)]
         if mutable:
@@ -152,7 +188,9 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.mark_untraceable(t, name)
         if not new or (inputs and not any(self.is_tracked(t) for t in inputs)):
             return  # there is no result, or it is always active like all arguments
-        ids = self._result_ids(name.rstrip("_"), func, args, kwargs, new)
+        for t in new:
+            self._gated.pop(id(t), None)
+        ids = None if self.reads else self._result_ids(name.rstrip("_"), func, args, kwargs, new)
         for t in new:
             self.assign(t, torch.full((), ALWAYS_ACTIVE) if ids is None else ids.expand(t.shape))
 
@@ -246,6 +284,20 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for t in floats[1:]:
             ids = self.dependencies.union(ids, self.set_ids(t))
         return ids
+
+
+def wrapped(tensor: Tensor) -> bool:
+    """Return whether a tensor is one of `torch.vmap` and the like, which has no memory to follow."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def users_line() -> str:
+    """Return the file and the line of the innermost call that is neither torch's nor of this package."""
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(own):
+        frame = frame.f_back
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
 
 
 def _size(tensor: Tensor) -> int:

@@ -28,7 +28,9 @@ from hatrack.tracing.dependencies import ALWAYS_ACTIVE
 from hatrack.tracing.gates import LAYERS, ApplyGates, tensor_names
 from hatrack.tracing.trace import Trace, Use
 from hatrack.tracing.tracker import DependencyTracker
+from hatrack.tracing.wrappers import check_modules
 
+LEFT = "left out by"  # the reason for what the user leaves out, and the pattern
 LARGE = 10**6  # weights: a network with more of them is checked with fewer random masks
 
 
@@ -48,23 +50,26 @@ class Units:
         features: (features...), the set id of every feature.
         traced: the names of the parameters for which weight masks hold; those of norms are not among them.
         frozen_entirely: the names of the parameters that are frozen entirely, with the reason.
+        reads: the lines at which the trunk reads values of its input into Python.
     """
 
     def __init__(
         self, trunk: nn.Module, example: Tensor, *, on_unknown: Literal["freeze", "error"] = "freeze", leave: str = ""
     ) -> None:
+        check_modules(trunk)
         self.trunk = trunk
         twin = copy.deepcopy(trunk).cpu().eval()
         x = example[:2].cpu() if len(example) > 1 else torch.cat([example, example]).cpu()
         _check_no_recomputation(copy.deepcopy(twin), x)
-        tracker = DependencyTracker(dict(twin.named_parameters()))
+        tracker = DependencyTracker(dict(twin.named_parameters()), x, twin.buffers())
         trace = Trace(tensor_names(twin), tracker)
         with torch.no_grad(), tracker, trace:
             features = twin(x)
         self.count, self.layers, self.gates = trace.count, trace.layers, trace.final_gates(features)
         if not self.count:
-            raise ValueError("the trunk has no linear or convolutional layer whose units could be gated")
+            raise ValueError(f"the trunk has no linear or convolutional layer whose units could be gated{_why(tracker)}")
         self.features = tracker.dependencies.reduce(tracker.set_ids(features), [0])[0]
+        self.reads = tracker.reads
         self._uses = trace.uses
         self._unused = _unused(trace.uses, tracker.total)
         self._layout = {n: (tracker.first[n], p.shape, p.stride(), p.storage_offset()) for n, p in twin.named_parameters()}
@@ -76,6 +81,12 @@ class Units:
     def to(self, device: torch.device) -> None:
         """Move the tensors that `run` needs to a device."""
         self.gates = {key: gate and gate._replace(units=gate.units.to(device)) for key, gate in self.gates.items()}
+
+    def on_copy(self, trunk: nn.Module) -> "Units":
+        """Return the same units for a copy of the trunk."""
+        units = copy.copy(self)
+        units.trunk = trunk
+        return units
 
     def run(self, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
         """Run the trunk with gates.
@@ -93,8 +104,13 @@ class Units:
 
     def _run(self, trunk: nn.Module, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         names = tensor_names(trunk) | {id(tensor): name for name, tensor in tensors.items()}
-        with ApplyGates(names, self.gates, gates):
+        with ApplyGates(names, self.gates, gates, training=trunk.training):
             return functional_call(trunk, dict(tensors), (x,)) if tensors else trunk(x)  # type: ignore[no-any-return]
+
+    def _run_alike(self, trunk: nn.Module, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Run with the same random numbers every time, for trunks that draw them also in evaluation mode."""
+        with seeded(0, "check of units, a run"):
+            return self._run(trunk, x, gates, tensors)
 
     def weight_masks(self, values: Tensor) -> dict[str, Tensor]:
         """Compute a mask of every parameter from one value per unit, such as the gates of a task.
@@ -121,6 +137,13 @@ class Units:
             if name in self.frozen_entirely:
                 masks[name].fill_(1)
         return masks
+
+    def held_whole(self) -> dict[str, str]:
+        """Return the trained parameters that no task after the first can change in any element, with the reason."""
+        masks = self.weight_masks(torch.zeros(self.count))
+        trained = {name for name, p in self.trunk.named_parameters() if p.requires_grad and p.numel()}
+        whole = [name for name in masks if name in self.traced & trained and bool((masks[name] == 1).all())]
+        return {name: self.frozen_entirely.get(name, "not used on the example") for name in whole}
 
     def feature_masks(self, values: Tensor) -> Tensor:
         """Return for every feature the largest value of the units that it depends on, given one value per unit."""
@@ -154,7 +177,7 @@ class Units:
             matching = [name for name in trained if fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")]
             if not matching:
                 raise ValueError(f"leave={pattern!r} matches no parameter of the trunk")
-            found |= dict.fromkeys(matching, f"left out by {pattern!r}")
+            found |= dict.fromkeys(matching, f"{LEFT} {pattern!r}")
         for name, operation in untraceable.items() if on_unknown == "error" else ():
             if name in trained and found[name] == operation:
                 module = trunk.get_submodule(name.rpartition(".")[0])
@@ -171,11 +194,11 @@ class Units:
         for share in (0.5, 0.9) * (1 if len(self._unused) > LARGE else 4):
             gates = torch.rand(self.count, generator=draw) < share
             masks = self.weight_masks(gates)
-            before = self._run(trunk, x, gates, {})
+            before = self._run_alike(trunk, x, gates, {})
             changed = {n: _noisy(t, masks[n] == 0, draw) for n, t in trunk.named_parameters() if n in self.traced}
-            if torch.equal(before, self._run(trunk, x, gates, changed)) or not before.isfinite().all():
+            if torch.equal(before, self._run_alike(trunk, x, gates, changed)) or not before.isfinite().all():
                 continue
-            bad = [name for name in changed if not torch.equal(before, self._run(trunk, x, gates, {name: changed[name]}))]
+            bad = [n for n in changed if not torch.equal(before, self._run_alike(trunk, x, gates, {n: changed[n]}))]
             raise ValueError(
                 f"the trunk was not traced correctly: {', '.join(bad) or 'some weights'} influence a task that should not "
                 f"use them; leave={','.join(bad)!r} freezes them entirely after the first task"
@@ -202,10 +225,22 @@ def last_layer(model: nn.Module, example: Tensor) -> str:
     )
 
 
+def _why(tracker: DependencyTracker) -> str:
+    """Return why no layer has units, if its weights are computed before they are used."""
+    if not tracker.untraceable:
+        return ""
+    name, operation = next(iter(tracker.untraceable.items()))
+    return (
+        f": {name} goes through {operation} first, as in weight norm, spectral norm and weight standardisation; pmask has "
+        "gates on single weights and takes such a trunk"
+    )
+
+
 def _noisy(parameter: Tensor, where: Tensor, draw: torch.Generator) -> Tensor:
-    """Add noise to some elements. `requires_grad` stays, because torch chooses the kernels of some products by it."""
+    """Add noise to some elements. `requires_grad` and strides stay: torch chooses the kernels of some products by them."""
     noise = torch.randn(parameter.shape, generator=draw).to(parameter.dtype)
-    return torch.where(where, parameter + noise, parameter).requires_grad_(parameter.requires_grad)
+    result = parameter.detach().clone().copy_(torch.where(where, parameter + noise, parameter))
+    return result.requires_grad_(parameter.requires_grad)
 
 
 def _unused(uses: list[Use], total: int) -> Tensor:
@@ -229,7 +264,7 @@ class _NoLayers(TorchFunctionMode):
     """While this mode is active, calling a layer is an error."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in LAYERS:
+        if func in LAYERS and torch.is_grad_enabled():  # without: the backward pass of an operation of the user's own
             raise ValueError(
                 "the trunk computes layers again in the backward pass (gradient checkpointing), which cannot be traced"
             )

@@ -179,7 +179,7 @@ class FitLoop:
         """All steps of an epoch; return the mean loss of the examples, read from the device once at the end."""
         sizes = []
         self.method.train()
-        with seeded(self.seed, "dropout", epoch):
+        with seeded(self.seed, "dropout", epoch), self.method.while_fitting():
             order = torch.randperm(len(self.task.train), generator=generator(self.seed, "batches", epoch)).to(self.device)
             if self.prefetcher.split.crops is not None:
                 self.prefetcher.split.crops.copy_(draw_crops(len(order), generator(self.seed, "crops", epoch)))

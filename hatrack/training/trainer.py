@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,13 +11,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from hatrack.engine.choice import ENGINES, Engine, choose_engine
+from hatrack.engine.choice import ENGINES, PRECISIONS, Engine, Precision, choose_engine
 from hatrack.engine.interleaving import wait_for_gpu
+from hatrack.engine.precision import precision_scope
 from hatrack.engine.recorded import own_stream
 from hatrack.methods.divergence import Diverged
 from hatrack.methods.evaluate import Evaluation
 from hatrack.methods.fit import EpochResult, FitResult, LearnResult
 from hatrack.methods.method import Method
+from hatrack.methods.modes import without_autocast_cache
 from hatrack.methods.parts.snapshot import copy_trained
 from hatrack.options import choose
 from hatrack.regime import Regime
@@ -53,6 +56,8 @@ class Trainer:
         engine: how steps run: "eager", "compiled", "recorded" or "auto", which chooses one.
         watch_tasks: tasks whose accuracy on test data is measured after every epoch, see `FitResult.watched`; it changes
             nothing of what is learned, and costs an evaluation per task and epoch.
+        precision: how matrix products and convolutions of fits are computed: "float32", "tf32" (on a GPU) or "bfloat16" (on
+            a GPU, or a CPU that can); weights and sums stay float32. None leaves it to torch's settings and to autocast.
 
     Attributes:
         fits: the result of every fit so far, a `FitResult` each.
@@ -75,6 +80,7 @@ class Trainer:
         watch: bool = False,
         engine: Engine = "auto",
         watch_tasks: Sequence[Task] = (),
+        precision: Precision | None = None,
     ) -> None:
         if not isinstance(regime, Regime | None):
             raise ValueError(f"a Trainer takes a Regime, such as Regime(epochs=20), not {regime!r}")
@@ -86,6 +92,7 @@ class Trainer:
         if not all(isinstance(task, Task) for task in watch_tasks):
             raise ValueError("watch_tasks takes a list of tasks, such as those of a benchmark")
         self.progress, self.watch, self.watch_tasks = progress, watch, watch_tasks
+        self.precision = None if precision is None else choose("precision", precision, PRECISIONS)
         self.checkpointer: Checkpointer | None = None  # saves the state of fits
         self.tasks: Sequence[Task] = ()  # all tasks of the run, if they are known
         self.wait_for_code: Callable[[Task], None] | None = None  # until the step of a task is compiled in another process
@@ -93,7 +100,8 @@ class Trainer:
         self.carried: WeakKeyDictionary[Method, CarriedState] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
-        options = {"seed": (self.seed, 0), "watch": (self.watch, False), "engine": (self.engine, "auto")}
+        options: dict[str, tuple[Any, Any]] = {"seed": (self.seed, 0), "watch": (self.watch, False)}
+        options |= {"engine": (self.engine, "auto"), "precision": (self.precision, None)}
         given = [f"{name}={value!r}" for name, (value, default) in options.items() if value != default]
         done = f"; {len(self.fits)} {'fit' if len(self.fits) == 1 else 'fits'} done" if self.fits else ""
         return f"Trainer({', '.join([repr(self.regime), *given])}{done})"
@@ -160,7 +168,9 @@ class Trainer:
             The result of the fit. The method has its best weights on validation data, or its last if there is none.
         """
         task = to_device(task, method.net.example.device)
-        with own_stream(task.train.y.device):
+        device, chosen = task.train.y.device, self.precision
+        scope = precision_scope(chosen, device, cpu=True) if chosen else nullcontext()
+        with own_stream(device), without_autocast_cache(), scope:
             return self._fit(method, task, plain, changes)
 
     def _fit(

@@ -16,7 +16,10 @@ from tests.helpers.tiers import cases
 from tests.helpers.toys import toy_tasks
 from tests.helpers.tracing import UNTRACEABLE, trunk_around
 
-pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under:UserWarning")  # networks so small are soon full
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:task .* finds under:UserWarning"),  # networks so small are soon full
+    pytest.mark.filterwarnings("ignore:.* held whole after the first task:UserWarning"),
+]
 QUICK = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 

@@ -608,6 +608,7 @@ def test_pitfall_zero_times_infinity():
         assert units.run(images(3), gates.float()).isnan().any()
 
 
+@pytest.mark.filterwarnings("ignore:.* held whole after the first task")
 def test_pitfall_buffers_that_training_writes_are_per_task():
     trunk = nn.Sequential(nn.Flatten(), spectral_norm(nn.Linear(16, 8)), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8))
     tasks = toy_tasks(2)
@@ -631,6 +632,7 @@ def test_pitfall_gradient_checkpointing_is_refused(reentrant):
         Units(trunk, images(3))
 
 
+@pytest.mark.filterwarnings("ignore:.* held whole after the first task")
 def test_pitfall_a_forward_pass_that_differs_in_training_is_refused():
     parts = {"one": nn.Linear(16, 4), "two": nn.Linear(4, 4)}
     trunk = Lambda(lambda own, x: own.two(own.one(x.flatten(1))) if own.training else own.one(x.flatten(1)), **parts)

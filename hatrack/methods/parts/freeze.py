@@ -9,6 +9,11 @@ LARGE = 1e30  # replaces an infinite weight: it stays finite after a few more pr
 INTEGERS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
+def real(tensor: Tensor) -> Tensor:
+    """Return a tensor of complex numbers as one of pairs (..., 2), which shares its memory; others as they are."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 class Freeze:
     """Some entries of a parameter are frozen at their present values.
 
@@ -25,10 +30,12 @@ class Freeze:
 
     def __init__(self, parameter: nn.Parameter, frozen: Tensor, *, empty: bool = False) -> None:
         self.parameter, self.empty = parameter, empty
-        self.integer = INTEGERS[parameter.dtype]
+        values = real(parameter.detach())
+        self.integer = INTEGERS[values.dtype]
         kind = torch.int8 if parameter.is_cuda else self.integer  # a GPU reads fewer bytes, a CPU need not convert
-        self.free = torch.empty_like(parameter, dtype=kind).copy_(torch.where(frozen, 0, -1))  # -1 has all bits set
-        self.frozen_bits = parameter.detach().view(self.integer) & ~self.free
+        frozen = frozen.unsqueeze(-1) if parameter.is_complex() and frozen.dim() else frozen
+        self.free = torch.empty_like(values, dtype=kind).copy_(torch.where(frozen, 0, -1))  # -1 has all bits set
+        self.frozen_bits = values.view(self.integer) & ~self.free
 
     @property
     def idle(self) -> bool:
@@ -38,7 +45,7 @@ class Freeze:
     def mask_grad(self) -> None:
         """Set the gradient of frozen entries to 0."""
         if self.parameter.grad is not None and not self.idle:
-            self.parameter.grad.view(self.integer).bitwise_and_(self.free)
+            real(self.parameter.grad).view(self.integer).bitwise_and_(self.free)
 
     def restore(self, *, finite: bool = True) -> None:
         """Give frozen entries their bits back.
@@ -48,7 +55,7 @@ class Freeze:
         """
         if self.idle:
             return
-        values = self.parameter.detach()
+        values = real(self.parameter.detach())
         if finite:
             values.nan_to_num_(nan=0.0, posinf=LARGE, neginf=-LARGE)
         values.view(self.integer).bitwise_and_(self.free).bitwise_or_(self.frozen_bits)

@@ -18,17 +18,22 @@ class OnHost:
     """
 
     def __init__(self) -> None:
-        self.tensor: Tensor | None = None
-        self.version = -1
-        self.values: Any = []
+        self.read: tuple[Tensor | None, int, Any] = (None, -1, [])  # the tensor, its version and its values: one for all
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The tensor that was read last."""
+        return self.read[0]
 
     def __call__(self, tensor: Tensor) -> Any:
         """Return `tensor.tolist()`, from the device only if this is another tensor or was written since the last call."""
         if tensor.is_inference():  # torch does not count the writes to it
             return tensor.tolist()
-        if tensor is not self.tensor or tensor._version != self.version:
-            self.tensor, self.version, self.values = tensor, tensor._version, tensor.tolist()
-        return self.values
+        known, version, values = self.read  # read and written at once, because several threads may call
+        if tensor is not known or tensor._version != version:
+            version, values = tensor._version, tensor.tolist()
+            self.read = (tensor, version, values)
+        return values
 
     def __reduce__(self) -> tuple[type["OnHost"], tuple[()]]:
         return OnHost, ()  # a copy belongs to another tensor

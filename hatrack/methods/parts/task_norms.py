@@ -6,6 +6,7 @@ Every other buffer that a training pass writes, such as the vectors of a spectra
 
 import copy
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from hatrack.seeds import generator, seeded
 from hatrack.tasks.split import Split
 from hatrack.tracing.norm_calls import NORMS, arguments
+from hatrack.tracing.wrappers import check_modules
 
 if TYPE_CHECKING:
     from hatrack.methods.method import Method
@@ -39,11 +41,14 @@ class TaskNorms(nn.Module):
     Args:
         net: the network.
         shared: let all tasks use the trunk's own tensors.
+        more: the names of further tensors that each task has for itself.
     """
 
-    def __init__(self, net: "Network", *, shared: bool = False) -> None:
+    def __init__(self, net: "Network", *, shared: bool = False, more: Sequence[str] = ()) -> None:
         super().__init__()
-        self.names, self.shared = own_tensors(net), shared
+        check_modules(net.trunk)
+        found = own_tensors(net)
+        self.names, self.shared = [*found, *(name for name in more if name not in found)], shared
         state = _tensors(net.trunk)
         self.learnt = [isinstance(state[name], nn.Parameter) for name in self.names]
         self.initial = _Set([] if shared else [nn.Buffer(state[name].detach().clone()) for name in self.names])
