@@ -19,7 +19,12 @@ CLOSED = {  # folders that get one line
     "docs/results/precision": "records of the same runs in tf32 and in bfloat16",
     "tests/data": "files of earlier versions, which later ones must read",
 }
-OTHER = {"py.typed": "tells type checkers that the package has types", "style.css": "the style of the page"}
+OTHER = {
+    "py.typed": "tells type checkers that the package has types",
+    "style.css": "the style of the page",
+    "recipe.html": "the page of a recipe",
+    "recipe.md": "the same as Markdown",
+}
 INTRO = """# Layout
 
 A line about every file, made from their docstrings by `python dev/layout.py`. A room of `hatrack/` imports only rooms above

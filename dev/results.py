@@ -29,8 +29,17 @@ def headline() -> str:
     table = main_table(results)
     rows = [row for row in table.rows if row[0] in HEADLINE and row[1] != "0"]
     rows.sort(key=lambda row: (row[0] == "joint", -(results.mean(row[0], part.columns[0]) or 0)))
-    chosen = [0, 1, 2, 3, 6, 8]
-    return _markdown(Grid("", [table.head[k] for k in chosen], [[row[k] for k in chosen] for row in rows]))
+    chosen = [0, 1, 2, 3, 5, 6, 8]
+    text = _markdown(Grid("", [table.head[k] for k in chosen], [[row[k] for k in chosen] for row in rows]))
+    return f"{text}\n\n{_progress()}"
+
+
+def _progress() -> str:
+    """Return how many rows of all recipes have their records."""
+    records = read_records(RESULTS)
+    parts = [Results(part, records) for name in RECIPES for part in RECIPES[name].parts]
+    done = [not results.missing(row) for results in parts for row in results.part.rows]
+    return f"So far {sum(done)} of {len(done)} rows of all papers have all their records; the pages say which."
 
 
 def _markdown(grid: Grid) -> str:

@@ -14,7 +14,6 @@ from hatrack.cli.errors import Interrupted
 from hatrack.cli.execute import available
 from hatrack.cli.values import parse_seeds
 from hatrack.files.atomic import writable
-from hatrack.methods.divergence import Diverged
 from hatrack.options import nearest
 from hatrack.recipes import RECIPES
 from hatrack.recipes import quick as quick_version
@@ -53,24 +52,24 @@ def reproduce(
         return
     if quick:
         print(quick_version.NOTICE)
-    diverged = []
+    problems: list[str] = []
     if not page:
         everything = [part for recipe in recipes for part in parts[recipe.name]]
         how["device"], precision = available(how["device"]), how.pop("precision") or None
         if quick and how["device"] == "cpu":
             how["parallel"] = max(how["parallel"], min(2, os.cpu_count() or 1))  # its runs are too small for several threads
         try:
-            diverged = carry_out(everything, out, precision, **how)
+            problems = carry_out(everything, out, precision, **how)
         except Stopped as error:
             _write_pages(recipes, out, quick)
             raise Interrupted(str(error)) from error
     writable(out)  # an error now if nothing can be written there
-    for recipe in recipes:
+    for recipe in recipes if not page else ():
         for part in parts[recipe.name]:
             _show(part, out)
     _write_pages(recipes, out, quick)
-    if diverged:
-        raise Diverged("\n".join(diverged))
+    if problems:
+        raise ValueError("\n".join(problems))
 
 
 def _chosen(name: str, small: bool) -> Recipe:

@@ -41,9 +41,11 @@ def _how_to_run() -> list[click.Option]:
 def command(name: str, **options: Any) -> None:
     """Reproduce a paper: run its rows, continue where it stopped, and write a page with the published numbers.
 
-    NAME is a recipe, or the word all; without it the recipes are listed. A run that has its record is not run again.
+    NAME is a recipe, or the word all; without it and without options the recipes are listed. A run that has its record is
+    not run again.
     """
-    names = list(RECIPES) if name == ALL else [name] if name else []
+    wanted = ALL if not name and (options["missing"] or options["page"] or options["quick"]) else name
+    names = list(RECIPES) if wanted == ALL else [name] if name else []
     for one in names:
         RECIPES.about(one)
     if not names:

@@ -98,7 +98,7 @@ def _all_high(results: Results, label: str) -> bool | None:
 RECIPE = Recipe(
     "ewc-cnn",
     "002: elastic weight consolidation on a convolutional network",
-    "002",
+    "a report on EWC with a convolutional network, without the names of its authors here",
     "A convolutional network of 13.9 million weights learns MNIST and four permutations of it with one head. The report "
     "shows figures; its one number is the accuracy on the first task after the second, a mere 60 % without a penalty. What "
     "it proposes as further work has parts of its own here.",

@@ -57,7 +57,7 @@ def _price_rows() -> tuple[Row, ...]:
 RECIPE = Recipe(
     "hat-resnet",
     "000: HAT on ResNet-18",
-    "Dinu 2019",
+    "a report by M.-C. Dinu, 2019",
     "Hard attention to the task moved from AlexNet to ResNet-18, whose batch norms are then needed once per task. The "
     "report shows one figure without numbers and leaves two questions open, each with a part here. Residual networks are "
     "trained for "

@@ -49,10 +49,19 @@ def _ratio_values(results: Results) -> dict[str, list[Matrix]]:
 
 
 def _lines(values: Mapping[str, list[Matrix]], title: str, least: float) -> Figure | None:
-    found = {label: group for label, group in values.items() if group and np.isfinite(group).any()}
+    found = {label: _known(group) for label, group in values.items() if group and np.isfinite(group).any()}
     if not found:
         return None
     return draw_lines(found, styles(list(values)), title, least=least)
+
+
+def _known(group: list[Matrix]) -> list[Matrix]:
+    """Return the lines of all seeds; where some seeds lack values, one line of means over those that have them."""
+    if np.isfinite(group).all():
+        return group
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Mean of empty slice")
+        return [np.nanmean(np.stack(group), axis=0)]
 
 
 def styles(labels: Sequence[str]) -> dict[str, LineStyle]:
@@ -80,8 +89,8 @@ def sweep(name: str, title: str, option: str, quantity: Quantity, groups: Sequen
     def figure(results: Results) -> Figure | None:
         found = Figure(figsize=(4.8, 3.1), layout="constrained")
         axes = found.add_subplot()
+        axes.set_xscale("log")  # first: it would forget the ticks
         some = [_sweep_line(axes, results, group, quantity, colour) for group, colour in zip(groups, PALETTE, strict=False)]
-        axes.set_xscale("log")
         axes.set_xlabel(option)
         _title(axes, quantity.measure.title.lower() + (", %" if quantity.measure.unit == "%" else ""))
         if len(groups) > 1 and any(some):

@@ -68,7 +68,7 @@ def sweep_rows(option: str, values: tuple[float, ...]) -> tuple[Row, ...]:
 RECIPE = Recipe(
     "pmask",
     "003: hard attention on single parameters",
-    "Raskoti, Ghimire",
+    "Raskoti, Ghimire: a report",
     "A gate per weight and task. The tables and figures of the paper are empty: it tells an order of the methods and "
     "nothing else, and its equations leave gaps (see the page of the method pmask). This recipe fills them.",
     (

@@ -21,9 +21,9 @@ SMALL: dict[str, dict[str, Any]] = {  # options of small networks; those that ar
     "vgg": {"filters": (8, 16), "widths": (64, 64)},
 }
 NOTICE = (
-    "This is the quick version: one short epoch per task, small networks, the sample images that come with the package, one "
-    "seed. It shows that everything runs and what the page looks like. Its numbers are not the paper's and must not be "
-    "compared with them."
+    "This is the quick version: one short epoch per task, small networks, one seed, and the sample images that come with "
+    "the package: five pairs of digits stand in for every sequence of other images, whatever the headings say. It shows "
+    "that everything runs and what the page looks like. Its numbers are not the paper's and must not be compared with them."
 )
 
 

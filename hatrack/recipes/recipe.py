@@ -122,7 +122,12 @@ class Part:
 
     def __post_init__(self) -> None:
         labels = [row.label for row in self.rows]
-        assert len(labels) == len(set(labels)), f"{self.name}: two rows have one label"
+        if len(labels) != len(set(labels)):
+            raise ValueError(f"two rows of the part {self.name} have one label")
+        keys = {quantity.key for quantity in self.columns}
+        for row in self.rows:
+            if unknown := set(row.published) - keys:
+                raise ValueError(f"{self.name}, {row.label}: no column is {min(unknown)!r}; {nearest(min(unknown), keys)}")
 
     def with_seeds(self, seeds: tuple[int, ...]) -> Self:
         """Return the part with these seeds in every row."""

@@ -232,7 +232,7 @@ def fine_tuning() -> tuple[Row, ...]:
 RECIPE = Recipe(
     "regimes",
     "004: the role of training regimes",
-    "Mirzadeh, Farajtabar, Pascanu, Ghasemzadeh 2020",
+    "Mirzadeh, Farajtabar, Pascanu, Ghasemzadeh, NeurIPS 2020, https://arxiv.org/abs/2006.06958",
     "Plain SGD forgets far less in a stable regime: a large learning rate that falls from task to task, small batches, "
     "dropout. The authors' scripts do not reach their numbers; where they corrected them in public, both are shown. "
     "Eigenvalues are not part of this recipe.",

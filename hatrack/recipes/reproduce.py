@@ -62,7 +62,7 @@ def _cost(row: Row, records: Records) -> tuple[float | None, str]:
     spec = row.run.spec
     size = ("benchmark", "network", "network_options", "method")
     alike = [r for r in everything if all(r.spec.written[key] == spec[key] for key in size)]
-    near = [r for r in everything if all(r.spec.written[key] == spec[key] for key in size[:2])]
+    near = [r for r in everything if all(r.spec.written[key] == spec[key] for key in size[:2]) and r.spec.method != "random"]
     kinds = (("its other seeds", same), ("this method in other settings", alike), ("other methods on this network", near))
     for words, group in kinds:
         if group:
@@ -70,14 +70,16 @@ def _cost(row: Row, records: Records) -> tuple[float | None, str]:
     return None, "no similar run has a record"
 
 
-def wanted_runs(parts: Iterable[Part]) -> dict[Precision, list[Run]]:
-    """Return the runs of parts by the precision that they ask for, each once: the first part that has it decides."""
+def wanted_runs(parts: Iterable[Part]) -> dict[tuple[Precision, str], list[Run]]:
+    """Return the runs of parts by precision and benchmark, each once: the first part that has it decides."""
     found: dict[str, tuple[Precision, Run]] = {}
     for part in parts:
         for run in (row.at(seed) for row in part.rows for seed in row.seeds):
             found.setdefault(run.name, (part.precision, run))
-    precisions = dict.fromkeys(precision for precision, _ in found.values())
-    return {wanted: [run for precision, run in found.values() if precision == wanted] for wanted in precisions}
+    groups: dict[tuple[Precision, str], list[Run]] = {}
+    for precision, run in found.values():
+        groups.setdefault((precision, run.benchmark), []).append(run)
+    return groups
 
 
 def carry_out(parts: Sequence[Part], out: Path, precision: Precision | None, *, device: str, **how: Any) -> list[str]:
@@ -91,13 +93,13 @@ def carry_out(parts: Sequence[Part], out: Path, precision: Precision | None, *, 
         how: engine, save_every, parallel: see `run_all`.
 
     Returns:
-        The runs that diverged, a sentence each.
+        Why some runs have no record: they diverged, or the data of their benchmark are not there; a sentence each.
     """
-    diverged = []
-    for wanted, runs in wanted_runs(parts).items():
+    problems = []
+    for (wanted, _), runs in wanted_runs(parts).items():
         chosen = precision or (wanted if device == "cuda" else "tf32")
         try:
             run_all(runs, out / RECORDS, precision=chosen, device=device, **how)
-        except Diverged as error:
-            diverged += str(error).splitlines()
-    return diverged
+        except (Diverged, FileNotFoundError) as error:  # the other runs go on
+            problems += str(error).splitlines()
+    return problems

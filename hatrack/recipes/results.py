@@ -9,6 +9,7 @@ import numpy as np
 from hatrack.experiments.metrics import Matrix
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Spec
+from hatrack.options import nearest
 from hatrack.recipes.quantities import Quantity, References, ratios
 from hatrack.recipes.recipe import Part, Row
 from hatrack.reporting.measures import MeanStd, mean_std
@@ -63,6 +64,8 @@ class Results:
 
     def summary(self, label: str, quantity: Quantity) -> MeanStd | None:
         """Return mean, standard deviation and number of seeds; None if no seed has a finite value."""
+        if label not in self.rows:
+            raise ValueError(f"the part {self.part.name} has no row {label!r}; {nearest(label, self.rows)}")
         return mean_std(self.values(label, quantity))
 
     def mean(self, label: str, quantity: Quantity) -> float | None:

@@ -10,7 +10,7 @@ NOT_RUN, NOT_PUBLISHED = "not run yet", "—"
 RULE = (
     "A number agrees with the published one if they differ by no more than two standard errors of the difference, a rough "
     "measure with few seeds, or by no more than the tolerance of the table. Where one side has no standard deviation, that "
-    "of the other is taken for both."
+    "of the other is taken for both. A claim holds or not by the means in the tables alone."
 )
 
 

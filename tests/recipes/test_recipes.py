@@ -105,7 +105,8 @@ def test_runs_of_several_parts_are_carried_out_once():
     runs = wanted_runs(RECIPES["hat-2018"].parts)
     names = [run.name for group in runs.values() for run in group]
     assert len(names) == len(set(names))
-    assert set(runs) == {"tf32", "bfloat16"}
+    assert {precision for precision, _ in runs} == {"tf32", "bfloat16"}
+    assert all(run.benchmark == benchmark for (_, benchmark), group in runs.items() for run in group)
 
 
 def test_the_gradients_of_figure_2():

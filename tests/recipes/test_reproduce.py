@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from hatrack.cli.group import main
+from hatrack.experiments.spec import Run
 from hatrack.recipes import RECIPES
+from hatrack.recipes.quantities import summary
+from hatrack.recipes.quick import quick_run
+from hatrack.recipes.recipe import Part, Row
+from hatrack.recipes.reproduce import carry_out
 
 
 def words(capsys):
@@ -64,6 +69,18 @@ def test_a_part_runs_once_and_its_page_says_that_it_is_not_the_papers(capsys, tm
     assert [path.stat().st_mtime_ns for path in records] == times
     assert main([*line, "--missing"]) == 0
     assert "2 of 2 rows are complete" in words(capsys)[0]
+
+
+def test_parts_whose_data_are_missing_do_not_stop_the_others(tmp_path, monkeypatch, capsys):
+    """A benchmark without its images is named in the end; the other runs have their records, and there is a page."""
+    monkeypatch.setenv("HATRACK_DATA", str(tmp_path / "none"))
+    small = quick_run(Run("smnist", "sgd"))
+    rows = (Row("far away", Run("mixture", "sgd"), (0,)), Row("here", small, (0,)))
+    part = Part("table", "A table", "", rows, (summary("accuracy"),))
+    problems = carry_out([part], tmp_path, None, device="cpu")
+    assert len(problems) == 1
+    assert "svhn" in problems[0]
+    assert [path.stem for path in (tmp_path / "records").glob("*.json")] == [small.name]
 
 
 @pytest.mark.slow
