@@ -1,5 +1,6 @@
 """What the documents say is true: the tree of files, the commands, the example method."""
 
+import copy
 import importlib.util
 import re
 import shlex
@@ -128,7 +129,7 @@ def test_the_example_works():
         change[strength] = (before - logits(method, tasks[0])).abs().mean().item()
     assert change[10.0] < change[0.0] / 3
     with pytest.raises(ValueError, match="strength must be at least 0"):
-        anchored(net, strength=-1.0)
+        anchored(copy.deepcopy(net), strength=-1.0)
 
 
 def test_every_method_has_a_page():

@@ -45,7 +45,7 @@ def _supervise(name: str, function: Callable[[Any], None], argument: Any) -> Non
     process = context.Process(target=_work, args=(function, argument), daemon=True)  # it ends with this process
     try:
         with _places, suppress(OSError, RuntimeError):
-            with _without_main():
+            with without_main():
                 process.start()
             process.join()
             if process.exitcode == 0:
@@ -55,7 +55,7 @@ def _supervise(name: str, function: Callable[[Any], None], argument: Any) -> Non
 
 
 @contextmanager
-def _without_main() -> Iterator[None]:
+def without_main() -> Iterator[None]:
     """Within it, processes are started that do not import the user's script, which may not be guarded by `__name__`."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")

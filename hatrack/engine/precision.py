@@ -1,21 +1,15 @@
 """How matrix products are computed: float32, tf32 or bfloat16."""
 
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 
 import torch
+from torch.nn import functional as F
 
 from hatrack.engine.choice import Precision
-
-TRIAL = """import torch
-from torch.nn import functional as F
-with torch.autocast("cpu", torch.bfloat16):
-    w = torch.randn(8, 3, 3, 3, requires_grad=True)
-    (F.conv2d(torch.randn(4, 3, 9, 9), w).flatten(1) @ torch.randn(392, 64)).sum().backward()
-"""
+from hatrack.engine.helpers import without_main
 
 
 @contextmanager
@@ -52,7 +46,17 @@ def check_precision(precision: Precision, device: torch.device, *, cpu: bool = F
 def cpu_computes_bfloat16() -> bool:
     """Return whether this CPU computes in bfloat16. It is tried in a child process, because some processors end it with an
     illegal instruction."""
-    return subprocess.run([sys.executable, "-c", TRIAL], capture_output=True, check=False).returncode == 0
+    process = multiprocessing.get_context("spawn").Process(target=_try_bfloat16, daemon=True)
+    with without_main():
+        process.start()
+    process.join()
+    return process.exitcode == 0
+
+
+def _try_bfloat16() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        weight = torch.randn(8, 3, 3, 3, requires_grad=True)
+        (F.conv2d(torch.randn(4, 3, 9, 9), weight).flatten(1) @ torch.randn(392, 64)).sum().backward()
 
 
 @contextmanager

@@ -251,9 +251,10 @@ def test_a_kept_state_belongs_to_one_method():
 def test_heads_of_other_tasks_do_not_move(optimizer):
     net = linear("multi")
     fit = Trainer(Regime(epochs=3, optimizer=optimizer, weight_decay=0.1, keep_state=True, schedule="constant"))
-    Method(net).learn(regression(0), fit)
+    method = Method(net)
+    method.learn(regression(0), fit)
     before = net.heads[0].weight.clone()
-    Method(net).learn(regression(1), fit)
+    method.learn(regression(1), fit)
     assert torch.equal(net.heads[0].weight, before)
 
 
