@@ -18,8 +18,7 @@ from hatrack.recipes.results import Results
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
-HEADLINE = ("HAT", "EWC", "IMM-mode", "SGD", "IMM-mean", "LwF", "LFL", "SGD-F", "PNN", "PathNet", "joint",
-            "HAT, xavier", "SGD, xavier")  # fmt: skip
+HEADLINE = ("HAT", "HAT, xavier", "PNN", "PathNet", "EWC", "SGD", "SGD, xavier", "LwF", "joint")
 
 
 def headline() -> str:

@@ -56,7 +56,8 @@ def cpu_computes_bfloat16() -> bool:
 def _try_bfloat16() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         weight = torch.randn(8, 3, 3, 3, requires_grad=True)
-        (F.conv2d(torch.randn(4, 3, 9, 9), weight).flatten(1) @ torch.randn(392, 64)).sum().backward()
+        loss = (F.conv2d(torch.randn(4, 3, 9, 9), weight).flatten(1) @ torch.randn(392, 64)).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
 
 
 @contextmanager
