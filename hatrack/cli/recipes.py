@@ -20,7 +20,7 @@ from hatrack.recipes import quick as quick_version
 from hatrack.recipes.page import main_table, write_page
 from hatrack.recipes.recipe import Part, Recipe
 from hatrack.recipes.reproduce import Missing, carry_out, missing_rows, read_records
-from hatrack.recipes.results import Results
+from hatrack.recipes.results import Records, Results
 from hatrack.training.checkpoint import Stopped
 
 
@@ -64,9 +64,9 @@ def reproduce(
             _write_pages(recipes, out, quick)
             raise Interrupted(str(error)) from error
     writable(out)  # an error now if nothing can be written there
-    for recipe in recipes if not page else ():
-        for part in parts[recipe.name]:
-            _show(part, out)
+    records = read_records(out)
+    for part in (part for recipe in recipes for part in parts[recipe.name] if not page):
+        _show(part, records)
     _write_pages(recipes, out, quick)
     if problems:
         raise ValueError("\n".join(problems))
@@ -98,10 +98,10 @@ def _write_pages(recipes: Sequence[Recipe], out: Path, small: bool) -> None:
         print(f"{recipe.name}: the page is {write_page(recipe, records, out, quick_version.NOTICE if small else '')}")
 
 
-def _show(part: Part, out: Path) -> None:
+def _show(part: Part, records: Records) -> None:
     """Print the table of a part."""
     if part.rows and part.columns:
-        found = main_table(Results(part, read_records(out)))
+        found = main_table(Results(part, records))
         table = Table(title=Text(f"{part.name}: {part.title}"), title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
         for k, head in enumerate(found.head):
             table.add_column(head, justify="right" if k else "left", overflow="fold")
