@@ -95,12 +95,13 @@ def sweep(name: str, title: str, option: str, quantity: Quantity, groups: Sequen
         _title(axes, quantity.measure.title.lower() + (", %" if quantity.measure.unit == "%" else ""))
         if len(groups) > 1 and any(some):
             axes.legend(frameon=False, fontsize=10)
-        return found if any(some) else None
+        return found if max(some) > 1 else None  # one point is no sweep
 
     return Plot(name, title, figure)
 
 
-def _sweep_line(axes: Axes, results: Results, group: str, quantity: Quantity, colour: str) -> bool:
+def _sweep_line(axes: Axes, results: Results, group: str, quantity: Quantity, colour: str) -> int:
+    """Draw the rows of a group and return how many have a value."""
     scale = 100 if quantity.measure.unit == "%" else 1
     rows = [row for row in results.part.rows if row.x is not None and row.label.startswith(group)]
     points = [(row.x, s) for row in rows if (s := results.summary(row.label, quantity))]
@@ -110,7 +111,7 @@ def _sweep_line(axes: Axes, results: Results, group: str, quantity: Quantity, co
         axes.errorbar(x, mean, std, color=colour, marker="o", capsize=3, label=group.strip(" ,") or None)
         axes.set_xticks(x, [f"{value:g}" for value in x], minor=False)
         axes.set_xticks([], minor=True)
-    return bool(points)
+    return len(points)
 
 
 # Tasks
