@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 
 from hatrack.cli.errors import Interrupted
+from hatrack.cli.group import imported_when_called
 from hatrack.cli.values import parse_seeds
 from hatrack.experiments import demo as demonstration
 from hatrack.experiments.parallel import run_all
@@ -17,9 +18,10 @@ from hatrack.experiments.run import folder_of, stopped_runs
 from hatrack.experiments.spec import Run
 from hatrack.methods import METHODS
 from hatrack.regime import Regime
-from hatrack.reporting.report import report
 from hatrack.reporting.tables import settings, terminal
 from hatrack.training.checkpoint import Stopped
+
+report = imported_when_called("hatrack.reporting.report:report")  # it needs matplotlib
 
 
 def run(

@@ -32,6 +32,8 @@ OPTIONS = {
     "max_pointwise_cat_inputs": 64,  # compute the norms of all gradients in one kernel
     "deterministic": True,  # kernels that are chosen by their measured time may round differently in the next run
     "comprehensive_padding": False,  # padding would copy the patches of images
+    "triton.descriptive_names": "",  # kernels with long names need launchers that a C compiler makes in every new process
+    "triton.autotune_pointwise": False,  # trying block sizes takes a second in every process and makes steps no faster
 }
 
 

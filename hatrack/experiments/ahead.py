@@ -15,7 +15,6 @@ from torch import nn
 from hatrack._version import __version__
 from hatrack.engine import helpers
 from hatrack.engine.choice import Precision
-from hatrack.engine.compiled import import_compiler
 from hatrack.engine.interleaving import is_interleaved
 from hatrack.engine.precision import precision_scope
 from hatrack.engine.recorded import own_stream
@@ -85,14 +84,13 @@ class Ahead:
 
 
 def compile_ahead(spec: Run, tasks: list[Task], method: Method, device: torch.device, precision: Precision) -> Ahead | None:
-    """Let helpers compile the steps of a run's tasks, and begin to import the compiler here.
+    """Let helpers compile the steps of a run's tasks.
 
     Each form is compiled by one helper. A run that is alone compiles the step of its first task itself at the same time.
 
     Returns:
         None if there are no helpers: with few processors, within one, and for methods whose every task has its own form.
     """
-    import_compiler()
     if helpers.COUNT < 1 or method.step_forms == "many" or multiprocessing.parent_process() is not None:
         return None
     plain = {key: value for key, value in spec.spec.items() if key != "seed"}

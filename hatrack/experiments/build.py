@@ -19,8 +19,13 @@ from hatrack.tasks.task import Task
 
 def build(spec: Run, device: torch.device | str = "cpu") -> tuple[list[Task], Method]:
     """Make the tasks and the untrained method of a run. The trunk has its initial weights, not those of a pretraining."""
-    tasks = all_to_device(BENCHMARKS[spec.benchmark](spec.seed, **spec.benchmark_options), device)
+    tasks = build_tasks(spec, device)
     return tasks, build_method(spec, tasks, build_trunk(spec, tasks), device)
+
+
+def build_tasks(spec: Run, device: torch.device | str) -> list[Task]:
+    """Make the tasks of a run."""
+    return all_to_device(BENCHMARKS[spec.benchmark](spec.seed, **spec.benchmark_options), device)
 
 
 def build_trunk(spec: Run, tasks: Sequence[Task]) -> nn.Module:

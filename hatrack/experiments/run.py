@@ -12,16 +12,18 @@ import torch
 
 from hatrack._version import __version__
 from hatrack.engine.choice import Engine, Precision, choose_engine
+from hatrack.engine.compiled import import_compiler
 from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.precision import check_precision, precision_scope
 from hatrack.experiments.ahead import compile_ahead
 from hatrack.experiments.build import build as build
-from hatrack.experiments.build import build_method
+from hatrack.experiments.build import build_method, build_tasks, build_trunk
 from hatrack.experiments.pretraining import pretrained_trunk, pretraining_task
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, TaskInfo
 from hatrack.experiments.run_folder import RunFolder, unfinished
 from hatrack.experiments.spec import Run as Run
+from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
 from hatrack.methods.evaluate import Evaluations, without_task_ids
 from hatrack.methods.fit import FitResult
@@ -78,8 +80,12 @@ def run(
     trainer = Trainer(spec.regime, seed=spec.seed, progress=progress or False, engine=engine)
     with precision_scope(precision, torch.device(device)), ExitStack() as open_files:
         began = time.perf_counter()
-        tasks, method = build(spec, device)  # what is wrong with a run shows here, before anything is written
+        trainer.tasks = tasks = build_tasks(spec, device)  # what is wrong with a run shows here, before anything is written
         trainer.watch_tasks = tasks if spec.watch_tasks else ()
+        compiles = trainer.compiles(METHODS.find(spec.method), torch.device(device).type)
+        if compiles:
+            import_compiler()  # while the method is built
+        method = build_method(spec, tasks, build_trunk(spec, tasks), device)
         first = pretraining_task(spec, tasks)
         if folder:
             open_files.enter_context(folder)  # an error now, not after hours, if nothing can be written there
@@ -88,8 +94,7 @@ def run(
             elif folder.done:  # another process had it until now
                 return Record.load(folder.record)
             trainer.checkpointer = folder.checkpointer
-        trainer.tasks = tasks
-        ahead = compile_ahead(spec, tasks, method, torch.device(device), precision) if trainer.compiles(method) else None
+        ahead = compile_ahead(spec, tasks, method, torch.device(device), precision) if compiles else None
         trainer.wait_for_code = ahead.wait if ahead else None
         try:
             pretrained = None

@@ -123,7 +123,7 @@ class Trainer:
         number = carried.fits[task.index]
         carried.fits[task.index] += 1
         seed = derive(self.seed, "task", task.index, "fit", number)
-        steps = self.count_steps(method, task, regime)
+        steps = self.count_steps(type(method), task, regime, len(method.net.classes))
         loop = FitLoop(method, task, regime, plain or {}, seed, self.engine, watch=self.watch, steps=steps)
         if loop.compiled and self.wait_for_code:
             self.wait_for_code(task)
@@ -134,22 +134,21 @@ class Trainer:
         self.fits.append(loop.result)
         return loop
 
-    def count_steps(self, method: Method, task: Task, regime: Regime) -> int:
+    def count_steps(self, method: type[Method], task: Task, regime: Regime, tasks: int = 1) -> int:
         """Return how many steps at most share one compilation with those of a fit.
 
         They are the steps of the whole run, also when it was stopped and continues, so that its fits keep their engine. A
-        trainer that does not know the run takes all tasks to be as long as this one.
+        trainer that does not know the run takes all `tasks` to be as long as this one.
         """
         own = max_steps(task, regime)
         if method.step_forms == "many":
             return own
         if not self.tasks:
-            return own * len(method.net.classes)
+            return own * tasks
         return max(own, sum(max_steps(other, self.regime.at(other.index)) for other in self.tasks))
 
-    def compiles(self, method: Method) -> bool:
-        """Return whether the steps of all tasks of the run are compiled."""
-        device = method.net.example.device.type
+    def compiles(self, method: type[Method], device: str) -> bool:
+        """Return whether the steps of all tasks of the run are compiled on a type of device."""
         steps = [self.count_steps(method, task, self.regime.at(task.index)) for task in self.tasks]
         return bool(steps) and choose_engine("eager" if self.watch else self.engine, device, min(steps))[0]
 

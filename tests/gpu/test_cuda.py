@@ -182,6 +182,28 @@ def test_a_step_of_a_first_task_on_the_gpu_is_compiled_for_all_tasks(monkeypatch
     assert len(compiled._code_cache) == 1
 
 
+def test_kernels_are_launched_without_a_c_compiler_and_without_trials(tmp_path, monkeypatch):
+    """Triton makes a launcher with a C compiler for kernels with long names, and tries out block sizes, in every process."""
+    import triton.runtime.build as build
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    from hatrack.engine import compiled
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setattr(compiled, "_code_cache", {})
+    make_library, trials, made, tried = build._build, CachingAutotuner.benchmark_all_configs, [], []
+    monkeypatch.setattr(build, "_build", lambda name, *given: made.append(name) or make_library(name, *given))
+    monkeypatch.setattr(
+        CachingAutotuner, "benchmark_all_configs", lambda *given, **how: tried.append(1) or trials(*given, **how)
+    )
+    tasks = all_to_device(pictures(1), "cuda")
+    learn(convolutional(pictures(1), "cuda"), tasks, Trainer(Regime(epochs=1, batch=16), engine="compiled"))
+    assert len(compiled._code_cache) == 1
+    assert "__triton_launcher" not in made
+    assert not tried
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_step_on_the_gpu_is_captured_once_for_all_tasks_and_seeds(precision, monkeypatch):
     """And the result is that of runs whose every step is captured, bit for bit."""
