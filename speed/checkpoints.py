@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from hatrack import Method, Regime, Run, Task, Trainer, run
-from hatrack.experiments.run import build
+from hatrack.experiments.build import build
 from hatrack.training.checkpoint import Checkpointer
 
 MINUTES = 5.0  # the default of --save-every

@@ -16,6 +16,7 @@ from hatrack.files.atomic import read_bytes, write
 from hatrack.text import SCARCE, is_held
 
 SCHEMA = 1
+ADDED = ("pretraining", "valid_accuracy", "valid_loss")  # fields that a file has only if they are not empty
 
 
 @dataclass(repr=False)
@@ -41,6 +42,9 @@ class Record:
         versions: the versions of the libraries, the device, the engine and the precision.
         schema: the version of the file format.
         pretraining: the result of the pretraining; None if there was none.
+        valid_accuracy: the matrix of accuracies on the validation data of the tasks learned so far; None for later tasks and
+            for tasks without such data. It is empty in records of older versions.
+        valid_loss: the matrix of losses on the same data.
 
     Example:
         >>> import hatrack as hr
@@ -68,6 +72,8 @@ class Record:
     versions: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
     pretraining: Pretraining | None = None
+    valid_accuracy: list[list[float | None]] = field(default_factory=list)
+    valid_loss: list[list[float | None]] = field(default_factory=list)
 
     def __repr__(self) -> str:
         spec, accuracy = self.spec, metrics.average_accuracy(self.accuracy)
@@ -150,7 +156,7 @@ class Record:
         if data["schema"] > SCHEMA:
             raise ValueError(f"{path} has schema {data['schema']}, newer than {SCHEMA}, the newest this version can read")
         names = {f.name for f in fields(cls)}
-        if missing := sorted(names - {"usage", "pretraining"} - set(data)):  # the first records have none
+        if missing := sorted(names - {"usage", *ADDED} - set(data)):  # the first records have none
             raise ValueError(f"{path} is not a whole record: {', '.join(missing)} missing")
         try:
             check_fields(data)
@@ -175,7 +181,7 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain values, as its file holds them."""
         result: dict[str, Any] = clean({
-            **{f.name: getattr(self, f.name) for f in fields(self) if f.name != "pretraining"},
+            **{f.name: value for f in fields(self) if (value := getattr(self, f.name)) or f.name not in ADDED},
             "spec": dict(self.spec.written),
             "tasks": [task.to_dict() for task in self.tasks],
             "curves": [curve.to_dict() for curve in self.curves],

@@ -45,7 +45,13 @@ def check_fields(data: dict[str, Any]) -> None:
         "versions": OPTIONS,
     }
     usage = schema.items(schema.table(schema.number(0, null=True)), count if data.get("usage") else 0)
-    schema.fields(whole, {"usage": usage, "pretraining": PRETRAINING})("", data)
+    added = {
+        "usage": usage,
+        "pretraining": PRETRAINING,
+        "valid_accuracy": schema.matrix(SHARE, count),
+        "valid_loss": schema.matrix(LOSS, count),
+    }
+    schema.fields(whole, added)("", data)
     OPTIONS("spec", {key: value for key, value in data["spec"].items() if not isinstance(value, dict)})
     REGIME("spec.regime", data["spec"]["regime"])
     for index, found in enumerate(data["curves"]):

@@ -1,5 +1,6 @@
 """One experiment: `run` carries out what a Run specifies, and continues a run that was stopped."""
 
+import math
 import platform
 import time
 from collections.abc import Collection
@@ -16,7 +17,6 @@ from hatrack.engine.compiled import import_compiler
 from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.precision import check_precision, precision_scope
 from hatrack.experiments.ahead import compile_ahead
-from hatrack.experiments.build import build as build
 from hatrack.experiments.build import build_method, build_tasks, build_trunk
 from hatrack.experiments.pretraining import pretrained_trunk, pretraining_task
 from hatrack.experiments.record import Record
@@ -25,7 +25,7 @@ from hatrack.experiments.run_folder import RunFolder, unfinished
 from hatrack.experiments.spec import Run as Run
 from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
-from hatrack.methods.evaluate import Evaluations, without_task_ids
+from hatrack.methods.evaluate import Evaluations, Score, without_task_ids
 from hatrack.methods.fit import FitResult
 from hatrack.methods.method import Method
 from hatrack.tasks.split import Split
@@ -34,6 +34,8 @@ from hatrack.text import printable, shorten
 from hatrack.training.checkpoint import Stopped, stopping
 from hatrack.training.progress import Progress
 from hatrack.training.trainer import Trainer
+
+UNKNOWN = Score(math.nan, math.nan)  # of a task that is not learned yet, or has no validation data
 
 
 def run(
@@ -154,14 +156,14 @@ def stopped_runs(out: Path, own: Collection[str] = ()) -> tuple[list[Run], list[
 
 
 def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: float) -> Record:
-    rows: dict[str, list[Any]] = {name: [] for name in ("before", "tests", "trains", "seconds", "usage")}
+    rows: dict[str, list[Any]] = {name: [] for name in ("before", "tests", "trains", "valids", "seconds", "usage")}
     tests, trains = [task.test for task in tasks], [_some(task.train, spec.train_examples) for task in tasks]
     spent, start = 0.0, 0
     checkpointer = trainer.checkpointer
     saved = checkpointer.resume(method, trainer) if checkpointer else None
     if saved:
         start, spent = saved["task"], saved["spent"]
-        rows = {name: saved[name] for name in rows}
+        rows = {name: saved[name] if name in saved else [[] for _ in range(start)] for name in rows}  # old states lack some
         for task in tasks[:start]:
             method.restore_data(task)
     else:
@@ -177,9 +179,11 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
         method.learn(task, trainer)
         rows["seconds"].append(time.perf_counter() - watch)
         rows["usage"].append(method.usage())
-        scores = Evaluations(method, [*tests, *trains], wait=wait_for_gpu)()
-        rows["tests"].append(scores[: len(tasks)])
-        rows["trains"].append(scores[len(tasks) :])
+        valids = [learned.valid for learned in tasks[: task.index + 1]]
+        scores = iter(Evaluations(method, [*tests, *trains, *valids], wait=wait_for_gpu)())
+        rows["tests"].append([next(scores) for _ in tests])
+        rows["trains"].append([next(scores) for _ in trains])
+        rows["valids"].append([score if len(split) else UNKNOWN for score, split in zip(scores, valids, strict=True)])
     record = Record(
         name=spec.name,
         spec=Spec.from_dict(spec.spec),
@@ -190,6 +194,8 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
         loss=[[loss for loss, _ in row] for row in rows["tests"]],
         train_loss=[[loss for loss, _ in row] for row in rows["trains"]],
         without_task_id=without_task_ids(method, tests, range(len(tasks)), wait=wait_for_gpu),
+        valid_accuracy=[[accuracy for _, accuracy in row] for row in _padded(rows["valids"])],
+        valid_loss=[[loss for loss, _ in row] for row in _padded(rows["valids"])],
         curves=[_curve(result) for result in trainer.fits],
         usage=rows["usage"],
         seconds=Seconds(total=spent + time.perf_counter() - began, learn=rows["seconds"]),
@@ -197,6 +203,11 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
     if checkpointer:
         checkpointer.wait()
     return Record.from_dict(record.to_dict())  # with None for numbers that are not finite, as a record that was loaded
+
+
+def _padded(rows: list[list[Score]]) -> list[list[Score]]:
+    """Return rows that are all as long as there are rows."""
+    return [row + [UNKNOWN] * (len(rows) - len(row)) for row in rows]
 
 
 def _curve(result: FitResult) -> Curve:

@@ -17,7 +17,7 @@ from hatrack.benchmarks.mixture import Norm, colour_transform, measure_norm, mix
 from hatrack.benchmarks.mnist import pmnist
 from hatrack.datasets import sources
 from hatrack.datasets.sources import Source
-from hatrack.experiments.run import build
+from hatrack.experiments.build import build
 from hatrack.networks import NETWORKS
 from hatrack.tasks.split import Split
 

@@ -7,7 +7,7 @@ import pytest
 from hatrack import METHODS, Regime, Trainer, run
 from hatrack.engine import choice, compiled
 from hatrack.engine.choice import PAYS, choose_engine
-from hatrack.experiments.run import build
+from hatrack.experiments.build import build
 from tests.helpers.killing import assert_same, killed_at, spec, to_the_end
 from tests.helpers.learning import learn, make
 from tests.helpers.tiers import quick_and_slow

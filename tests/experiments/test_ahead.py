@@ -11,7 +11,7 @@ from hatrack import METHODS, Regime, Run, Trainer, run
 from hatrack.engine import compiled, helpers
 from hatrack.engine.choice import can_compile
 from hatrack.experiments import ahead
-from hatrack.experiments.run import build
+from hatrack.experiments.build import build
 from tests.helpers.killing import assert_same, spec
 from tests.helpers.tiers import quick_and_slow
 

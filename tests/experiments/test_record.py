@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hatrack import Record, Regime, Run
-from hatrack.experiments.record import SCHEMA, clean, name_of, sign
+from hatrack.experiments.record import ADDED, SCHEMA, clean, name_of, sign
 from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, TaskInfo
 from hatrack.files.atomic import write
 from hatrack.options import parameters
@@ -287,9 +287,7 @@ def test_a_schema_that_never_was(tmp_path, schema):
     assert_refused(saved(tmp_path, schema=schema), f"schema {schema}")
 
 
-@pytest.mark.parametrize(
-    "key", [f.name for f in dataclasses.fields(Record) if f.name not in ("schema", "usage", "pretraining")]
-)
+@pytest.mark.parametrize("key", [f.name for f in dataclasses.fields(Record) if f.name not in ("schema", "usage", *ADDED)])
 def test_missing_keys_are_named(tmp_path, key):
     assert_refused(saved(tmp_path, **{key: None}), key, "missing")
 

@@ -3,14 +3,15 @@
 import errno
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 from filelock import FileLock
 
-from hatrack import Record, Regime, Run, run
+from hatrack import Record, Regime, Run, Trainer, run
+from hatrack.experiments.build import build
 from hatrack.experiments.record_parts import TaskInfo
-from hatrack.experiments.run import build
 from hatrack.methods.evaluate import evaluate
 from tests.helpers.runs import small
 
@@ -47,6 +48,33 @@ def test_what_a_record_holds(tmp_path):
     tasks, method = build(spec)
     assert record.before == [evaluate(method, task.test).accuracy for task in tasks]
     assert record.parameters == 784 * 20 + 20 + 2 * (20 * 5 + 5)
+
+
+def test_the_validation_data_of_every_task_learned_so_far(tmp_path):
+    spec = small(seed=3)
+    record = run(spec, tmp_path)
+    assert record == Record.load(tmp_path / f"{spec.name}.json")
+    tasks, method = build(spec)
+    trainer = Trainer(spec.regime, seed=spec.seed, progress=False)
+    for t, task in enumerate(tasks):
+        method.learn(task, trainer)
+        scores = [evaluate(method, seen.valid) for seen in tasks[: t + 1]]
+        unknown = [None] * (len(tasks) - t - 1)
+        assert record.valid_accuracy[t] == [score.accuracy for score in scores] + unknown
+        assert record.valid_loss[t] == [score.loss for score in scores] + unknown
+
+
+def test_tasks_without_validation_data_have_no_values_on_it():
+    record = run(small(benchmark_options={"data": "sample", "valid": 0.0}))
+    assert record.valid_accuracy == record.valid_loss == [[None, None], [None, None]]
+
+
+def test_a_record_of_an_older_version_has_no_validation_matrices(tmp_path):
+    spec = small()
+    record = replace(run(spec), valid_accuracy=[], valid_loss=[])
+    written = json.loads(record.save(tmp_path).read_text())
+    assert not {"valid_accuracy", "valid_loss"} & set(written)
+    assert Record.load(tmp_path / f"{spec.name}.json") == record
 
 
 def test_a_run_with_a_record_is_not_run_again(tmp_path):

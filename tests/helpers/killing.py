@@ -11,7 +11,20 @@ from hatrack import Record, Regime, Run, run
 from hatrack.__main__ import main
 from hatrack.training.checkpoint import Checkpointer
 
-SAME = ("spec", "tasks", "parameters", "before", "accuracy", "loss", "train_loss", "without_task_id", "curves", "usage")
+SAME = (
+    "spec",
+    "tasks",
+    "parameters",
+    "before",
+    "accuracy",
+    "loss",
+    "train_loss",
+    "valid_accuracy",
+    "valid_loss",
+    "without_task_id",
+    "curves",
+    "usage",
+)
 
 
 OFTEN = 1e-5  # minutes: at every step

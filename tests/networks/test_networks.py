@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hatrack import HAT, METHODS, NETWORKS, Method, Network, Regime, Run, Task, Trainer, evaluate
-from hatrack.experiments.run import build
+from hatrack.experiments.build import build
 from hatrack.networks.initial_weights import initialise
 from hatrack.seeds import derive, generator, seeded
 from tests.helpers.counting import CIFAR, MIXTURE, count

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hatrack import METHODS, NETWORKS, Network, Regime, Run, Trainer
-from hatrack.experiments.run import build
+from hatrack.experiments.build import build
 from hatrack.seeds import seeded
 from tests.helpers.counting import count
 from tests.helpers.learning import learn, logits

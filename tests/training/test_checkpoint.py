@@ -12,7 +12,8 @@ import torch
 
 from hatrack import METHODS, Record, Run, run
 from hatrack.__main__ import main
-from hatrack.experiments.run import build, folder_of, stopped_runs
+from hatrack.experiments.build import build_tasks
+from hatrack.experiments.run import folder_of, stopped_runs
 from hatrack.files import tensors
 from hatrack.training.checkpoint import FORMAT, Checkpointer, Stopped, stopping
 from speed.checkpoints import timed
@@ -171,9 +172,9 @@ def test_a_record_that_appears_while_a_second_process_gets_ready_is_not_made_twi
 
     def slowly(one, device):
         record.save(tmp_path)
-        return build(one, device)
+        return build_tasks(one, device)
 
-    monkeypatch.setattr(sys.modules["hatrack.experiments.run"], "build", slowly)
+    monkeypatch.setattr(sys.modules["hatrack.experiments.run"], "build_tasks", slowly)
     assert run(spec("sgd"), tmp_path).seconds == record.seconds
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 

@@ -84,6 +84,8 @@ def test_a_run_of_long_ago_goes_on(folder, tmp_path, monkeypatch):
             torch.tensor(getattr(found, name)), torch.tensor(getattr(expected, name)), rtol=0, atol=1e-4
         )
     assert [curve.task for curve in found.curves] == [0, 1, 2]
+    assert found.valid_accuracy[0] == [None] * 3, "the state of long ago has no values of the first task"
+    assert None not in found.valid_accuracy[2]
 
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("run-*/*.json")), ids=lambda path: path.parent.name)
