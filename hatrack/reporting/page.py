@@ -10,6 +10,7 @@ from hatrack.reporting.elements import cell, coloured_label, escaped, table
 from hatrack.reporting.figures import mean_matrix, scale_minimum, shown_tasks
 from hatrack.reporting.measures import MEASURES, MISSING
 from hatrack.reporting.page_by_task import by_task_tables
+from hatrack.reporting.page_differences import differences_part
 from hatrack.reporting.tables import Row, Setting, option_text, ranking
 from hatrack.reporting.words import caution, count_text, reference_commands, summary
 
@@ -17,6 +18,7 @@ STYLE = Path(__file__).with_name("style.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # nothing may be loaded or run
 PARTS = {  # of a setting, by the end of their anchors
     "ranking": "Ranking",
+    "differences": "Differences between methods",
     "progress": "Average accuracy",
     "by-task": "After every number of tasks",
     "tasks": "Accuracy on each task",
@@ -57,6 +59,7 @@ def _section(index: int, setting: Setting, drawings: list[Drawing], styles: dict
     rows, anchor = ranking(setting), f"setting-{index}"
     bodies = {
         "ranking": _ranking(rows, styles) + _missing_references(setting),
+        "differences": differences_part(setting, styles),
         "progress": _average_accuracy(drawings),
         "by-task": by_task_tables(setting, styles),
         "tasks": _accuracy_by_task(drawings),

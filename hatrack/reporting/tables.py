@@ -29,7 +29,7 @@ VARIABLE = (
     "method_options",
     "watch_tasks",
 )  # the keys of a spec in which the records of a setting may differ
-MAY_DIFFER = ("name", "spec", "seconds", "versions")  # between two records of one run
+MAY_DIFFER = ("name", "spec", "seconds", "versions", "valid_accuracy", "valid_loss")  # between two records of one run
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,12 @@ def ratios(setting: Setting, record: Record) -> metrics.Matrix | None:
     if joint is None or random is None:
         return None
     return metrics.forgetting_ratios(counted_accuracy(record), joint, random)
+
+
+def accuracies(setting: Setting) -> dict[str, dict[int, float]]:
+    """Return the average accuracy at the end of every method that is ranked, by seed, in the order of the ranking."""
+    ranked = [row.label for row in ranking(setting) if not row.reference]
+    return {name: {r.spec.seed: counted_summary(r)["accuracy"] for r in setting.methods[name]} for name in ranked}
 
 
 def missing_references(setting: Setting) -> dict[str, list[int]]:

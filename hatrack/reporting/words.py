@@ -8,13 +8,14 @@ from typing import Any
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.experiments.record import clean
 from hatrack.experiments.record_parts import Spec
+from hatrack.experiments.statistics import leaders
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
 from hatrack.options import parameters
 from hatrack.regime import Regime
 from hatrack.reporting.measures import MEASURES, format_number
 from hatrack.reporting.references import REFERENCES
-from hatrack.reporting.tables import Row, Setting, missing_references, option_text, ranking
+from hatrack.reporting.tables import Row, Setting, accuracies, missing_references, option_text, ranking
 from hatrack.text import printable
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -44,7 +45,7 @@ def summary(setting: Setting) -> str:
     sentences = [
         _what_was_run(setting, rows, ranked),
         _forgetting(ranked, len(setting.tasks)) if several else "With a single task, nothing can be forgotten.",
-        _accuracy(rows, "average accuracy" if several else "accuracy"),
+        _accuracy(setting, rows, "average accuracy" if several else "accuracy"),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
 
@@ -76,19 +77,25 @@ def _forgetting(ranked: list[Row], tasks: int) -> str:
     return f"After {count_text(tasks, 'task')}, the average forgetting is {'; '.join(parts)}."
 
 
-def _accuracy(rows: list[Row], measure: str) -> str:
+def _accuracy(setting: Setting, rows: list[Row], measure: str) -> str:
     """Return, for example: At the end, hat had the highest accuracy of all methods, 96.6 %; guessing had 33.7 %."""
-    means = [(row, value.mean) for row in rows if (value := row.measures["accuracy"])]
-    ranked = [(row.label, mean) for row, mean in means if not row.reference]
+    means = {row.label: value.mean for row in rows if (value := row.measures["accuracy"])}
+    ranked = [row.label for row in rows if row.label in means and not row.reference]
     if not ranked:
         return ""
-    best, highest = ranked[0]
-    alone = len(ranked) > 1 and highest > ranked[1][1]
-    what = f"the highest {measure} of all methods," if alone else f"an {measure} of"
-    parts = [f"At the end, {best} had {what} {format_number(ACCURACY, highest)} %"]
-    references = [(REFERENCE_NAMES.get(row.label, row.label), mean) for row, mean in means if row.reference]
-    parts += [f"{name} had {format_number(ACCURACY, mean)} %" for name, mean in references]
-    return f"{'; '.join(parts)}."
+    best = leaders(accuracies(setting)) if len(ranked) > 1 else []
+    shown = {name: f"{format_number(ACCURACY, mean)} %" for name, mean in means.items()}
+    if len(best) == 1:
+        first = f"{best[0]} had the highest {measure} of all methods, {shown[best[0]]}"
+    elif best:
+        more = f" and {count_text(len(best) - 4, 'other')}" if len(best) > 4 else ""
+        first = f"{join_names([f'{name} ({shown[name]})' for name in best[:4]])}{more} are tied for the highest {measure}"
+    else:
+        first = f"{ranked[0]} had an {measure} of {shown[ranked[0]]}"
+        first += f", {ranked[1]} of {shown[ranked[1]]} (too few seeds to name a winner)" if len(ranked) > 1 else ""
+    references = [REFERENCE_NAMES.get(row.label, row.label) + f" had {shown[row.label]}"
+                  for row in rows if row.reference and row.label in means]  # fmt: skip
+    return f"At the end, {'; '.join([first, *references])}."
 
 
 def join_names(names: list[str]) -> str:

@@ -23,7 +23,21 @@ def test_the_summary_names_what_was_forgotten_and_the_best_method() -> None:
     # forgetting of sgd: (0.90 - 0.50 + 0.80 - 0.70) / 2; accuracy of hat: (0.90 + 0.70 + 0.80 + 0.76) / 4
     assert in_order(text, "(mlp)", "two tasks", "two methods", "two references", "two seeds")
     assert in_order(text, "forgetting", "25.0", "sgd", "0.0", "hat")
-    assert in_order(text, "hat", "highest", "79.0 %", "joint", "87.5 %", "guessing", "33.8 %")
+    assert in_order(text, "hat", "79.0 %", "sgd", "68.8 %", "too few seeds", "joint", "87.5 %", "guessing", "33.8 %")
+    assert "highest" not in text
+
+
+def test_a_winner_is_named_if_it_is_ahead_and_a_tie_is_called_a_tie() -> None:
+    """Three seeds; at each of them sgd is far below, while hat and ewc take turns."""
+    levels = {"hat": (0.80, 0.81, 0.84), "sgd": (0.60, 0.62, 0.63), "ewc": (0.81, 0.80, 0.83)}
+    records = {
+        name: [make(name, seed, [[value, 0.3], [value, value]]) for seed, value in enumerate(values)]
+        for name, values in levels.items()
+    }
+    won = summary(settings(records["hat"] + records["sgd"])[0])
+    assert in_order(won, "hat", "highest average accuracy of all methods", "81.7 %")
+    tied = summary(settings([*records["hat"], *records["sgd"], *records["ewc"]])[0])
+    assert in_order(tied, "hat (81.7 %)", "ewc (81.3 %)", "tied", "highest")
 
 
 def test_two_methods_that_are_equal_are_not_called_the_highest() -> None:

@@ -1,0 +1,153 @@
+"""Paired comparisons of methods over seeds: how large a difference is, how sure it is, and what may be said of it.
+
+Runs with the same seed have the same tasks and the same initial weights, so methods are compared seed by seed. All pairs of
+methods are tested at once with Student's paired test, and the p-values are corrected after Holm: if no methods differ, the
+chance that any of them is called better is at most 5 %.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtr, stdtrit
+
+Differences = NDArray[np.float64]
+LEVEL = 0.05  # the chance of a false statement that is accepted
+FEWEST = 3  # seeds; with fewer nothing is said
+DRAWS = 10_000  # of the bootstrap
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """The difference of two methods over the seeds that both have.
+
+    Attributes:
+        better: the method with the larger mean.
+        other: the other one.
+        seeds: the seeds that both have.
+        values: the difference at each of these seeds.
+        p: the p-value of the paired t-test, after Holm's correction over all pairs; 1 with fewer than three seeds.
+    """
+
+    better: str
+    other: str
+    seeds: tuple[int, ...]
+    values: Differences
+    p: float
+
+    @property
+    def mean(self) -> float:
+        """The mean difference, not negative; not a number if there is no common seed."""
+        return float(self.values.mean()) if len(self.seeds) else math.nan
+
+    @property
+    def wins(self) -> int:
+        """In how many seeds `better` is larger."""
+        return int((self.values > 0).sum())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of the mean by Student's t; not a number with fewer than two seeds."""
+        return t_interval(self.values)
+
+    @property
+    def bootstrap(self) -> tuple[float, float]:
+        """The same by resampling the seeds."""
+        return bootstrap_interval(self.values)
+
+    @property
+    def verdict(self) -> str:
+        """Return "ahead", "tied", or "too few seeds"."""
+        if len(self.seeds) < FEWEST:
+            return "too few seeds"
+        return "ahead" if self.p < LEVEL else "tied"
+
+
+def compare(values: Mapping[str, Mapping[int, float]]) -> list[Difference]:
+    """Compare all pairs of methods.
+
+    Args:
+        values: for every method its values by seed, such as average accuracies; larger is better.
+
+    Returns:
+        The differences, in the order of the methods. Values that are not finite are left out.
+    """
+    found = [_difference(pair, values) for pair in combinations(values, 2)]
+    testable = [k for k, difference in enumerate(found) if len(difference.seeds) >= FEWEST]
+    for k, p in zip(testable, holm([found[k].p for k in testable]), strict=True):
+        found[k] = replace(found[k], p=p)
+    return found
+
+
+def _difference(pair: tuple[str, str], values: Mapping[str, Mapping[int, float]]) -> Difference:
+    one, two = (values[name] for name in pair)
+    seeds = tuple(sorted(s for s in one.keys() & two.keys() if math.isfinite(one[s]) and math.isfinite(two[s])))
+    differences = np.array([one[s] - two[s] for s in seeds], dtype=np.float64)
+    first, second = pair
+    if len(seeds) and differences.mean() < 0:
+        first, second, differences = second, first, -differences
+    return Difference(first, second, seeds, differences, t_test(differences) if len(seeds) >= FEWEST else 1.0)
+
+
+def t_test(differences: Differences) -> float:
+    """Return the two-sided p-value of Student's test that the mean of the differences is 0."""
+    mean, error = _mean_and_error(differences)
+    if error == 0:
+        return 1.0 if mean == 0 else 0.0
+    return float(2 * stdtr(len(differences) - 1, -abs(mean / error)))
+
+
+def t_interval(differences: Differences) -> tuple[float, float]:
+    """Return the 95 % confidence interval of the mean by Student's t."""
+    if len(differences) < 2:
+        return math.nan, math.nan
+    mean, error = _mean_and_error(differences)
+    half = float(stdtrit(len(differences) - 1, 1 - LEVEL / 2)) * error
+    return mean - half, mean + half
+
+
+def bootstrap_interval(differences: Differences) -> tuple[float, float]:
+    """Return the 95 % confidence interval of the mean by resampling, the same for the same differences."""
+    if len(differences) < 2:
+        return math.nan, math.nan
+    drawn = np.random.default_rng(0).integers(0, len(differences), (DRAWS, len(differences)))
+    low, high = np.quantile(differences[drawn].mean(1), [LEVEL / 2, 1 - LEVEL / 2])
+    return float(low), float(high)
+
+
+def _mean_and_error(differences: Differences) -> tuple[float, float]:
+    """Return the mean and its standard error."""
+    return float(differences.mean()), float(differences.std(ddof=1) / math.sqrt(len(differences)))
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Return p-values after Holm's correction: the k-th smallest of n times n - k + 1, and no smaller than those before."""
+    result, largest = [1.0] * len(ps), 0.0
+    for rank, k in enumerate(sorted(range(len(ps)), key=lambda k: ps[k])):
+        largest = max(largest, min(1.0, ps[k] * (len(ps) - rank)))
+        result[k] = largest
+    return result
+
+
+def leaders(values: Mapping[str, Mapping[int, float]]) -> list[str]:
+    """Return the methods that may be the best: the one with the largest mean, and those that it is not ahead of.
+
+    Args:
+        values: for every method its values by seed; larger is better.
+
+    Returns:
+        One method if it is ahead of all others; several, the largest mean first, if they are tied; none if the method with
+        the largest mean has fewer than three seeds, or shares fewer than three with another method.
+    """
+    means = {name: float(np.mean(list(known.values()))) for name, known in values.items() if known}
+    order = sorted(means, key=lambda name: -means[name])
+    if not order or len(values[order[0]]) < FEWEST:
+        return []
+    with_best = [d for d in compare({name: values[name] for name in order}) if order[0] in (d.better, d.other)]
+    if any(d.verdict == "too few seeds" for d in with_best):
+        return []
+    beaten = {d.other for d in with_best if d.better == order[0] and d.verdict == "ahead"}
+    return [name for name in order if name not in beaten]

@@ -1,0 +1,89 @@
+"""The part of the page that compares methods with each other: which differences are more than noise, and what to doubt."""
+
+import math
+
+from hatrack.experiments.record import Record
+from hatrack.experiments.statistics import FEWEST, Difference, compare
+from hatrack.reporting.drawing import LineStyle
+from hatrack.reporting.elements import coloured_label, escaped, table
+from hatrack.reporting.measures import MISSING, format_number
+from hatrack.reporting.references import REFERENCES
+from hatrack.reporting.tables import Setting, accuracies
+from hatrack.reporting.words import ACCURACY, count_text
+
+MOST = 45  # pairs in the table: those of ten methods
+CHANCE = 1.1  # times the accuracy of guessing: a method below it has learned nothing
+TEXT = (
+    "Average accuracy at the end, compared seed by seed, in percentage points. The first interval is Student's, the second "
+    "resamples the seeds; both hold with 95 %. The p-value is of the paired t-test, corrected after Holm for all pairs: "
+    "under 0.05 the first method is ahead, otherwise the two are tied."
+)
+
+
+def differences_part(setting: Setting, styles: dict[str, LineStyle]) -> str:
+    """Return the table of the differences between all pairs of methods, and the cautions."""
+    found = compare(accuracies(setting))
+    notes = "".join(f'<p class="caution">{escaped(text)}</p>' for text in cautions(setting))
+    if not found:
+        return "<p>There is one method only.</p>" + notes
+    titles = ("First", "Second", "Difference", "Student", "Resampled", "Ahead in", "p", "Verdict")
+    heads = [f'<th scope="col">{title}</th>' for title in titles]
+    largest = sorted(found, key=lambda d: (-len(d.seeds), d.p, -d.mean))[:MOST]
+    some = f" {len(largest)} of {len(found)} pairs are shown, the surest first." if len(found) > len(largest) else ""
+    body = "".join(_row(difference, styles) for difference in largest)
+    return f"<p>{TEXT}{some}</p>" + table(heads, [f"<tbody>{body}</tbody>"], "ranking") + notes
+
+
+def _row(difference: Difference, styles: dict[str, LineStyle]) -> str:
+    few = len(difference.seeds) < FEWEST
+    cells = [
+        _points(difference.mean),
+        _interval(difference.interval),
+        _interval(difference.bootstrap),
+        f"{difference.wins} of {count_text(len(difference.seeds), 'seed')}",
+        MISSING if few else f"{difference.p:.3f}" if difference.p >= 0.001 else "&lt; 0.001",
+        difference.verdict,
+    ]
+    names = (coloured_label(name, styles) for name in (difference.better, difference.other))
+    first, second = (f'<th scope="row">{name}</th>' for name in names)
+    return f"<tr>{first}{second}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
+
+
+def _points(value: float) -> str:
+    return format_number(ACCURACY, value) if math.isfinite(value) else MISSING
+
+
+def _interval(interval: tuple[float, float]) -> str:
+    return MISSING if math.isnan(interval[0]) else f"{_points(interval[0])} to {_points(interval[1])}"
+
+
+def cautions(setting: Setting) -> list[str]:
+    """Return what to doubt: methods that did what plain SGD does, that learned nothing, or whose training loss grew."""
+    plain = {r.spec.seed: r for r in setting.records if r.spec.method == "sgd" and not r.spec.method_options}
+    found = []
+    for name, records in setting.methods.items():
+        if records[0].spec.method in REFERENCES:
+            continue
+        pairs = [(r, plain[r.spec.seed]) for r in records if r.spec.seed in plain and r.spec.method != "sgd"]
+        if pairs and all(_same(one, two) for one, two in pairs):
+            found.append(f"{name} gave exactly the accuracies of plain sgd: its own part had no effect.")
+        if all(_at_chance(record) for record in records):
+            found.append(f"{name} is no better than guessing, also right after a task was learned.")
+        if grown := sum(map(_grew, records)):
+            found.append(f"The training loss of {name} grew while a task was learned, in {count_text(grown, 'run')}.")
+    return found
+
+
+def _same(one: Record, two: Record) -> bool:
+    return len(one.tasks) > 1 and one.accuracy == two.accuracy and one.loss == two.loss
+
+
+def _at_chance(record: Record) -> bool:
+    guessing = sum(1 / max(1, task.classes) for task in record.tasks) / len(record.tasks)
+    return record.summary["learning"] <= CHANCE * guessing
+
+
+def _grew(record: Record) -> bool:
+    """Return whether a training loss was larger in the last epoch than in the first, or no longer a number."""
+    fits = [[point.loss for point in curve.epochs] for curve in record.curves if len(curve.epochs) > 1]
+    return any(losses[0] is not None and (losses[-1] is None or losses[-1] > losses[0]) for losses in fits)
