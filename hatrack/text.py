@@ -16,6 +16,13 @@ def one_line(message: Warning | str, category: object, filename: object, lineno:
     return f"hatrack: {message}\n"
 
 
+def duration(seconds: float) -> str:
+    """Return a time as a person says it: 4.5 s, 12 min, 3.2 h."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
 SCARCE = 0.05  # if a smaller share of a layer is free, a warning names the layer
 HELD = " (held whole: "  # in the names of `usage`: a parameter that no task after the first can change, and the reason
 

@@ -7,20 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from hatrack.cli.errors import Interrupted
 from hatrack.cli.group import imported_when_called
 from hatrack.cli.values import parse_seeds
 from hatrack.experiments import demo as demonstration
+from hatrack.experiments.costs import expected_cost
 from hatrack.experiments.parallel import run_all
+from hatrack.experiments.record import Record
 from hatrack.experiments.run import folder_of, stopped_runs
 from hatrack.experiments.spec import Run
 from hatrack.methods import METHODS
+from hatrack.options import parameters
 from hatrack.regime import Regime
 from hatrack.reporting.tables import settings, terminal
+from hatrack.text import duration
 from hatrack.training.checkpoint import Stopped
 
+REFERENCES = ("joint", "random", "independent")  # what a table needs to tell how good a method could be, or how bad
 report = imported_when_called("hatrack.reporting.report:report")  # it needs matplotlib
 
 
@@ -34,29 +41,84 @@ def run(
     seeds: str | None,
     out: Path,
     again: bool,
+    with_references: bool,
+    dry_run: bool,
     **how: Any,
 ) -> None:
-    """Carry out the runs of a method on a benchmark, one per seed.
+    """Carry out the runs of one or several methods on a benchmark, one per method and seed.
 
     Args:
         benchmark: the name of the benchmark.
-        method: the name of the method, or "module:class".
+        method: the names of the methods with commas between them; one of the user's own is "module:class".
         given: the options for which the user chose a value: of the regime, of the run itself, of benchmark, network, method.
         network: the name of the network; "" for the benchmark's own.
         seed: the only seed.
         seeds: several seeds, as a text.
         out: the folder of the records.
         again: run even what has a record.
+        with_references: run the references of the forgetting ratio and of single tasks as well.
+        dry_run: run nothing, and print what would run and what it would cost.
         how: device, engine, precision, save_every, parallel.
     """
+    wanted = chosen_seeds(seed, seeds)
+    names = method.split(",")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{twice[0]} is named twice")
+    regime = Regime(**given["regime"])
+    for name in names:
+        regime.check_effect(given["regime"], name, METHODS.find(name).replaces)
+    own = own_options(names, given["method_options"])
+    options: dict[str, Any] = {key: given[key] for key in ("benchmark_options", "network_options")}
+    options |= given["run"]
+    names += [name for name in REFERENCES if with_references and name not in names]
+    runs = [
+        Run(benchmark, name, s, network=network, regime=regime, method_options=own.get(name, {}), **options)
+        for name in names
+        for s in wanted
+    ]
+    if dry_run:
+        show_costs(runs, out, again)
+    else:
+        carry_out(runs, out, again, **how)
+
+
+def own_options(names: Sequence[str], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the options that were given to each of several methods; raise an error if two of them have the same one."""
+    own: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for key, value in given.items():
+        owners = [name for name in names if key in parameters(METHODS.find(name))]
+        if len(owners) > 1:
+            flag = key.replace("_", "-")
+            raise ValueError(
+                f"--{flag} is an option of {owners[0]} and of {owners[1]}, not the same one; run them one by one"
+            )
+        own[owners[0]][key] = value
+    return own
+
+
+def chosen_seeds(seed: int | None, seeds: str | None) -> list[int]:
+    """Return the seeds that the two options stand for."""
     if seed is not None and seeds is not None:
         raise ValueError("--seed and --seeds exclude each other")
-    wanted = parse_seeds(seeds) if seeds is not None else [seed or 0]
-    regime = Regime(**given["regime"])
-    regime.check_effect(given["regime"], method, METHODS.find(method).replaces)
-    options: dict[str, Any] = {key: given[key] for key in ("method_options", "benchmark_options", "network_options")}
-    options |= given["run"]
-    carry_out([Run(benchmark, method, s, network=network, regime=regime, **options) for s in wanted], out, again, **how)
+    return parse_seeds(seeds) if seeds is not None else [seed or 0]
+
+
+def show_costs(runs: Sequence[Run], out: Path, again: bool) -> None:
+    """Print what would run and what it would cost, by the times in the records of the folder."""
+    records = [Record.load(path) for path in sorted(out.glob("*.json"))] if out.is_dir() else []
+    table = Table("run", "seed", "time", "by the times of", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    total, unknown, there = 0.0, 0, 0
+    for spec in runs:
+        if not again and folder_of(spec, out).done:
+            there += 1
+            continue
+        seconds, similar = expected_cost(spec, records)
+        total, unknown = total + (seconds or 0.0), unknown + (seconds is None)
+        text = "unknown" if seconds is None else duration(seconds)
+        table.add_row(f"{spec.benchmark} {spec.method}", str(spec.seed), text, similar)
+    Console().print(table)
+    more = f", and {unknown} of unknown cost" if unknown else ""
+    print(f"{len(runs) - there} to run, one after the other {duration(total)}{more}; {there} have a record in {out}")
 
 
 def resume(folder: Path, methods: Sequence[str], **how: Any) -> None:

@@ -20,6 +20,7 @@ COMMANDS: Registry[click.Command] = Registry("command", {
         "Show methods, benchmarks and networks; or one of them with its options, and the tasks of a benchmark.",
     ),
     "run": Entry("hatrack.cli.run:command", "Run a method on a benchmark and keep the record."),
+    "sweep": Entry("hatrack.cli.sweep:command", "Run a method with every combination of several values of its options."),
     "resume": Entry("hatrack.cli.resume:command", "Continue the runs in a folder that were stopped before their end."),
     "report": Entry("hatrack.cli.report:command", "Make a page, figures and a table of the records in a folder."),
     "reproduce": Entry("hatrack.cli.reproduce:command", "Reproduce a paper: its tables and figures beside the published."),

@@ -98,6 +98,16 @@ def how_to_run() -> list[click.Option]:
     ]
 
 
+def own_methods() -> click.Option:
+    """Return the option that allows to import methods of the user's own that a file names."""
+    return click.Option(
+        ["--method", "methods"],
+        multiple=True,
+        metavar="MODULE:CLASS",
+        help="a method of your own that the runs use; a file alone never decides what is imported",
+    )
+
+
 def _at_least_one(count: int) -> int:
     if count < 1:
         raise ValueError(f"--parallel must be at least 1, not {count}")

@@ -6,18 +6,12 @@ from typing import Any
 import click
 
 from hatrack.cli.group import imported_when_called
-from hatrack.cli.options import FOLDER, how_to_run
+from hatrack.cli.options import FOLDER, how_to_run, own_methods
 
 _resume = imported_when_called("hatrack.cli.execute:resume")
-METHOD = click.Option(
-    ["--method", "methods"],
-    multiple=True,
-    metavar="MODULE:CLASS",
-    help="a method of your own that the runs use; a file alone never decides what is imported",
-)
 
 
-@click.command(params=[click.Argument(["folder"], type=FOLDER, default=Path("runs")), METHOD, *how_to_run()])
+@click.command(params=[click.Argument(["folder"], type=FOLDER, default=Path("runs")), own_methods(), *how_to_run()])
 def command(folder: Path, methods: tuple[str, ...], **how: Any) -> None:
     """Continue the runs in a folder that were stopped before their end.
 

@@ -1,6 +1,6 @@
 """`hatrack run BENCHMARK METHOD`: its options are those of everything that the command line names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import click
 
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.cli.group import imported_when_called
-from hatrack.cli.options import FOLDER, flag, from_parameter, how_to_run, named
+from hatrack.cli.options import FOLDER, flag, from_parameter, how_to_run, named, own_methods
 from hatrack.experiments.spec import Run
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
@@ -19,7 +19,7 @@ from hatrack.registry import Registry
 
 TABLES: dict[str, Registry[Any]] = {"method": METHODS, "benchmark": BENCHMARKS, "network": NETWORKS}
 ORDER = "the names come first, then the options: hatrack run BENCHMARK METHOD ..."
-TEXT = "Run a method on a benchmark and keep the record. The two names come first, then options."
+TEXT = "Run a method, or several with commas between them, on a benchmark and keep the records. The names come first."
 MORE = "hatrack run BENCHMARK METHOD --help shows the options of those two as well; hatrack list shows the names."
 OWN = "A method of your own is named MODULE:CLASS, for a class in a Python file of this folder or on Python's path."
 
@@ -32,16 +32,14 @@ class Section(NamedTuple):
     options: list[click.Option]
 
 
-def section(key: str, title: str, known: Mapping[str, Parameter]) -> Section:
-    """Return the section of these parameters."""
-    return Section(key, title, list(map(from_parameter, known.values())))
+MakeOption = Callable[[Parameter], click.Option]
 
 
 # What the command line names
 
 
 def names_in(args: Sequence[str]) -> dict[str, str]:
-    """Return the benchmark, method and network that a command line names, so far as it does."""
+    """Return the benchmark, methods and network that a command line names, so far as it does."""
     names = dict(zip(("benchmark", "method"), takewhile(lambda word: not word.startswith("-"), args), strict=False))
     if args and not names and not {"-h", "--help"} & set(args):
         raise ValueError(ORDER)
@@ -59,14 +57,19 @@ _ONLY_NETWORK = click.Command(
 )
 
 
-def sections_of(names: Mapping[str, str]) -> list[Section]:
-    """Return the options of a run with these names: the method's own first, the common ones last."""
-    found = []
+def sections_of(names: Mapping[str, str], make_option: MakeOption = from_parameter) -> list[Section]:
+    """Return the options of a run with these names: the methods' own first, the common ones last.
+
+    An option that several methods have is shown with the first of them.
+    """
+    tables, shown = list[tuple[str, str, Mapping[str, Parameter]]](), set[str]()
     for kind, table in TABLES.items():
-        if kind in names:
-            known = parameters(table.find(names[kind]))
-            found.append(section(f"{kind}_options", f"{kind.capitalize()} {names[kind]}", known))
-    found += [section("regime", "Regime", parameters(Regime)), section("run", "Run", parameters(Run))]
+        for name in names.get(kind, "").split(",") if kind in names else ():
+            known = {key: p for key, p in parameters(table.find(name)).items() if kind != "method" or key not in shown}
+            shown |= set(known) if kind == "method" else set()
+            tables.append((f"{kind}_options", f"{kind.capitalize()} {name}", known))
+    tables += [("regime", "Regime", parameters(Regime)), ("run", "Run", parameters(Run))]
+    found = [Section(key, title, list(map(make_option, known.values()))) for key, title, known in tables]
     _check_unique(found)
     return found
 
@@ -91,16 +94,29 @@ def owners_of(option: str) -> list[str]:
 
 
 class RunCommand(click.Command):
-    """A command whose options depend on its first two words and on `--network`."""
+    """A command whose options depend on its first two words and on `--network`.
+
+    Attributes:
+        make_option: makes an option of a parameter.
+        execute: carries out the runs.
+        texts: what the command does, for its help.
+    """
+
+    make_option: MakeOption = staticmethod(from_parameter)
+    execute: Callable[..., Any] = staticmethod(imported_when_called("hatrack.cli.execute:run"))
+    texts: tuple[str, ...] = ()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Find the options of what is named, then read them."""
         names: dict[str, str] = {}
+        if FROM in self.params and any(word.partition("=")[0] == "--from" for word in args):
+            ctx.meta[REPEATS] = True
+            return super().parse_args(ctx, args)
         if ctx.resilient_parsing:  # a completion, which must not wait for torch: the options of a method are unknown
             ctx.ignore_unknown_options = True
         else:
             names = names_in(args)
-            ctx.meta[__name__] = sections_of(names)
+            ctx.meta[__name__] = sections_of(names, self.make_option)
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -115,22 +131,27 @@ class RunCommand(click.Command):
     def sections(self, ctx: click.Context) -> list[Section]:
         """Return the options by what they belong to."""
         if __name__ not in ctx.meta:
-            ctx.meta[__name__] = sections_of({})
+            ctx.meta[__name__] = sections_of({}, self.make_option)
         found: list[Section] = ctx.meta[__name__]
         return found
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the names and all the options."""
+        if ctx.meta.get(REPEATS):
+            return [FROM, own_methods(), *how_to_run()]
         return [*super().get_params(ctx), *(option for part in self.sections(ctx) for option in part.options)]
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Sort the values that were given by what they belong to, and carry out the runs."""
+        """Sort the values that were given by what they belong to, and carry out the runs; or repeat the run of a record."""
         values = dict(ctx.params)
+        if ctx.meta.get(REPEATS):
+            return ctx.invoke(_repeat, **values)
+        values.pop(str(FROM.name), None)
         given: dict[str, dict[str, Any]] = {}
         for part in self.sections(ctx):
             read = {option.name: values.pop(option.name) for option in part.options if option.name}
-            given[part.key] = {name: value for name, value in read.items() if value is not None}
-        return ctx.invoke(_run, given=given, **values)
+            given.setdefault(part.key, {}).update({name: value for name, value in read.items() if value is not None})
+        return ctx.invoke(self.execute, given=given, **values)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return the words after the command's name."""
@@ -138,7 +159,7 @@ class RunCommand(click.Command):
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what the command does; without the two names also how to see more."""
-        texts = [TEXT, OWN] if len(self.sections(ctx)) > 3 else [TEXT, MORE, OWN]
+        texts = self.texts or ((TEXT, OWN) if len(self.sections(ctx)) > 3 else (TEXT, MORE, OWN))
         for text in texts:
             formatter.write_paragraph()
             with formatter.indentation():
@@ -154,23 +175,39 @@ class RunCommand(click.Command):
                     formatter.write_dl(filter(None, (option.get_help_record(ctx) for option in part.options)))
 
 
-_run = imported_when_called("hatrack.cli.execute:run")
+_repeat = imported_when_called("hatrack.cli.repeat:repeat")
+REPEATS = f"{__name__}.repeats"  # in the meta table of a context: the command line has --from
+FROM = click.Option(
+    ["--from", "record"],
+    type=FOLDER,
+    metavar="RECORD.json",
+    help="repeat the run of this record, without names and options, and say whether the results are the same",
+)
 NAMES = [
     click.Argument(["benchmark"], shell_complete=named(BENCHMARKS)),
     click.Argument(["method"], shell_complete=named(METHODS)),
 ]
-FIXED = [
-    click.Option(
-        ["--network"],
-        default="",
-        metavar="NAME",
-        help="the trunk (default: the benchmark's own)",
-        shell_complete=named(NETWORKS),
-    ),
+NETWORK = click.Option(
+    ["--network"],
+    default="",
+    metavar="NAME",
+    help="the trunk (default: the benchmark's own)",
+    shell_complete=named(NETWORKS),
+)
+SEEDS = [
     click.Option(["--seed"], type=int, metavar="N", help="the seed [0]"),
     click.Option(["--seeds"], metavar="RANGE", help="several seeds: 0-4, or 0,3,7"),
+]
+FIXED = [
+    NETWORK,
+    *SEEDS,
     click.Option(["--out"], type=FOLDER, default=Path("runs"), metavar="FOLDER", help="where records go [runs]"),
     click.Option(["--again"], is_flag=True, help="run even if there is a record of this run"),
+    click.Option(
+        ["--with-references"], is_flag=True, help="run joint, random and independent as well, for the forgetting ratio"
+    ),
+    click.Option(["--dry-run"], is_flag=True, help="run nothing; list what would run and what it would cost"),
+    FROM,
     *how_to_run(),
 ]
 HELP = click.Option(["-h", "--help"])  # a name that no method may use

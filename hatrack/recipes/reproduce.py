@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from hatrack.engine.choice import Precision
+from hatrack.experiments.costs import expected_cost
 from hatrack.experiments.parallel import run_all
 from hatrack.experiments.record import Record
 from hatrack.experiments.spec import Run
@@ -46,28 +46,14 @@ def read_records(folder: Path) -> Records:
 
 def missing_rows(parts: Iterable[Part], records: Records) -> list[Missing]:
     """Return the rows that are not complete, the cheapest first, those of unknown cost last."""
+    everything = [record for group in records.values() for record in group.values()]
     found = [
-        Missing(part, row, seeds, *_cost(row, records))
+        Missing(part, row, seeds, *expected_cost(row.run, everything))
         for part in parts
         for row in part.rows
         if (seeds := Results(part, records).missing(row))
     ]
     return sorted(found, key=lambda item: item.cost)
-
-
-def _cost(row: Row, records: Records) -> tuple[float | None, str]:
-    """Return the mean seconds of similar runs, and which these are."""
-    everything = [record for group in records.values() for record in group.values() if record.seconds.total]
-    same = [r for r in everything if r.spec.written == {**row.run.spec, "seed": r.spec.seed}]
-    spec = row.run.spec
-    size = ("benchmark", "network", "network_options", "method")
-    alike = [r for r in everything if all(r.spec.written[key] == spec[key] for key in size)]
-    near = [r for r in everything if all(r.spec.written[key] == spec[key] for key in size[:2]) and r.spec.method != "random"]
-    kinds = (("its other seeds", same), ("this method in other settings", alike), ("other methods on this network", near))
-    for words, group in kinds:
-        if group:
-            return fmean(r.seconds.total or 0.0 for r in group), words
-    return None, "no similar run has a record"
 
 
 def wanted_runs(parts: Iterable[Part]) -> dict[tuple[Precision, str], list[Run]]:

@@ -1,0 +1,45 @@
+"""`hatrack run --from RECORD.json`: repeat a run, and say whether its results are the same."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hatrack.cli.execute import available
+from hatrack.experiments.parallel import run_all
+from hatrack.experiments.record import Record
+from hatrack.experiments.sameness import differences
+from hatrack.experiments.spec import Run
+
+DIFFERENT = 1  # the exit code
+
+
+def repeat(record: Path, methods: Sequence[str], *, device: str, **how: Any) -> None:
+    """Repeat the run of a record and compare the results; nothing is written.
+
+    Args:
+        record: the file of the record.
+        methods: methods of the user's own, "module:class", that may be imported.
+        device: "auto", "cpu" or "cuda".
+        how: engine, precision, save_every, parallel: see `run_all`.
+    """
+    old = Record.load(record)
+    spec = Run.from_spec(old.spec.written, methods)
+    if spec.name != old.name:
+        raise ValueError(f"{record} can't be repeated: this version, or the present data, would make another run of it")
+    with tempfile.TemporaryDirectory() as folder:
+        (new,) = run_all([spec], Path(folder), device=available(device), **how)
+    names = sorted(old.versions.keys() | new.versions.keys())
+    changed = [
+        f"{name} {old.versions.get(name, '?')} -> {new.versions.get(name, '?')}"
+        for name in names
+        if old.versions.get(name) != new.versions.get(name)
+    ]
+    lines = differences(old, new)
+    print("all results are the same, bit for bit" if not lines else "\n".join(lines))
+    if changed:
+        print(f"versions differ: {', '.join(changed)}")
+    if lines:
+        raise click.exceptions.Exit(DIFFERENT)

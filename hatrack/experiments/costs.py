@@ -1,0 +1,40 @@
+"""What a run would cost, by the times in the records of similar runs."""
+
+from collections.abc import Iterable
+from statistics import fmean
+from typing import NamedTuple
+
+from hatrack.experiments.record import Record
+from hatrack.experiments.spec import Run
+
+SIZE = ("benchmark", "network", "network_options", "method")  # the keys of a spec that two runs of one size share
+
+
+class Cost(NamedTuple):
+    """The expected time of a run.
+
+    Attributes:
+        seconds: the mean of similar runs; None if there are none.
+        similar: whose times these are.
+    """
+
+    seconds: float | None
+    similar: str
+
+
+def expected_cost(run: Run, records: Iterable[Record]) -> Cost:
+    """Return what a run would cost.
+
+    Args:
+        run: the run.
+        records: any records; those of its own method in the same setting are preferred.
+    """
+    timed, spec = [record for record in records if record.seconds.total], run.spec
+    same = [r for r in timed if r.spec.written == {**spec, "seed": r.spec.seed}]
+    alike = [r for r in timed if all(r.spec.written[key] == spec[key] for key in SIZE)]
+    near = [r for r in timed if all(r.spec.written[key] == spec[key] for key in SIZE[:2]) and r.spec.method != "random"]
+    kinds = (("its other seeds", same), ("this method in other settings", alike), ("other methods on this network", near))
+    for words, group in kinds:
+        if group:
+            return Cost(fmean(record.seconds.total or 0.0 for record in group), words)
+    return Cost(None, "no similar run has a record")

@@ -1,0 +1,35 @@
+"""Whether two records of one run have the same results, and if not, in what they differ."""
+
+from typing import Any
+
+from hatrack.experiments.record import Record
+
+RESULTS = (
+    "tasks", "parameters", "before", "accuracy", "loss", "train_loss", "without_task_id", "valid_accuracy", "valid_loss",
+    "curves", "usage",
+)  # fmt: skip
+
+
+def differences(old: Record, new: Record) -> list[str]:
+    """Return a line for every result in which two records differ, with the largest difference of its numbers.
+
+    Validation matrices are compared if both records have them: those of older versions have none.
+    """
+    one, two = old.to_dict(), new.to_dict()
+    lines = []
+    for name in RESULTS:
+        missing = name.startswith("valid_") and not (one.get(name) and two.get(name))
+        if not missing and one.get(name) != two.get(name):
+            pairs = list(zip(_numbers(one.get(name)), _numbers(two.get(name)), strict=False))
+            largest = max((abs(a - b) for a, b in pairs), default=0.0)
+            lines.append(f"{name} differs" + (f", by {largest:.3g} at most" if largest else ""))
+    return lines
+
+
+def _numbers(value: Any) -> list[float]:
+    """Return all numbers in nested lists and tables, in order."""
+    if isinstance(value, dict):
+        return _numbers(list(value.values()))
+    if isinstance(value, list):
+        return [number for item in value for number in _numbers(item)]
+    return [float(value)] if isinstance(value, int | float) else []
