@@ -138,7 +138,7 @@ class RunCommand(click.Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the names and all the options."""
         if ctx.meta.get(REPEATS):
-            return [FROM, own_methods(), *how_to_run()]
+            return [FROM, own_methods(), *how_to_run(), *filter(None, [self.get_help_option(ctx)])]
         return [*super().get_params(ctx), *(option for part in self.sections(ctx) for option in part.options)]
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -88,7 +88,17 @@ def test_commands_and_names_are_completed(shell):
 
 
 def test_all_names_are_offered():
-    assert completed("hatrack", "") == ["list", "run", "resume", "report", "reproduce", "demo", "data", "completion"]
+    assert completed("hatrack", "") == [
+        "list",
+        "run",
+        "sweep",
+        "resume",
+        "report",
+        "reproduce",
+        "demo",
+        "data",
+        "completion",
+    ]
     assert completed("hatrack", "data", "") == ["list", "get", "verify", "import"]
     assert completed("hatrack", "run", "") == list(BENCHMARKS)
     assert completed("hatrack", "run", "pmnist", "") == list(METHODS)
