@@ -206,6 +206,8 @@ class HAT(Method):
     def _freeze(self, parameter: nn.Parameter, share: Tensor, *, empty: bool) -> None:
         """Freeze entries of a parameter by their share: 1 completely, 0 not at all, between them with soft masks only."""
         if parameter.requires_grad:
+            # What is held whole is trained by the first task, whatever the engine: see `Freeze`.
+            share = torch.zeros_like(share) if empty else share
             share = share.to(parameter.device)
             soft = () if self.masks == "binary" else (share.to(parameter.dtype), parameter.detach().clone())
             self.freezes.append(PartialFreeze(parameter, Freeze(parameter, share == 1, empty=empty), *soft))

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
@@ -24,6 +23,7 @@ from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
+from hatrack.tracing.exchange import functional_call
 
 
 class PackNet(Method):

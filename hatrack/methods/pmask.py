@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
@@ -27,6 +26,7 @@ from hatrack.regime import Regime
 from hatrack.seeds import generator
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
+from hatrack.tracing.exchange import functional_call
 
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
 CLOSED = 2e-22  # sigmoid(-50), rounded up
