@@ -19,6 +19,7 @@ from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.parts.vectors import pieces
 from hatrack.methods.serving import ServedNetwork, ServedTask
+from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.heads import grouped
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
@@ -75,9 +76,11 @@ class PMASK(Method):
         norms: Annotated[
             Literal["task", "shared"], Option("normalisation of each task its own, or one that all tasks train")
         ] = "task",
+        probes: ProbesOption = 0,
     ) -> None:
         super().__init__(net)
         self.options = check(PMASK, locals())
+        self.stored_images = stored_images(probes, net.example)
         self.smax, self.c, self.anneal, self.embedding, self.gate_lr = smax, c, anneal, embedding, gate_lr
         self.norms = TaskNorms(net, shared=norms == "shared", more=divisors(net))  # no gate may make a divisor 0
         self.names = self._names_of_gated()
