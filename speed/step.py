@@ -44,7 +44,7 @@ def together(
             methods[len(steps)].learn(task, fit)
             return
         for turn in range(-2, rounds):
-            index, place = torch.arange(BATCH), torch.full((), turn % 20)
+            index, place = torch.arange(BATCH), torch.full((), turn % (len(task.train) // BATCH))
             for k, step in enumerate(steps):
                 start = clock()
                 step(index, place)

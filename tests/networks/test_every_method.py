@@ -43,7 +43,7 @@ def test_a_method_learns_or_says_why_not(name, network):
     method = build(name, network, tasks)
     before = {key: p.detach().clone() for key, p in method.net.trunk.named_parameters()}
     regime = Regime(epochs=10, batch=16, optimizer="adam", lr=0.01)
-    learn(method, tasks[:1], Trainer(replace(regime, epochs=1), watch=True))
+    learn(build(name, network, tasks), tasks, Trainer(replace(regime, epochs=1), watch=True))
     learn(method, tasks, Trainer(regime))
     if name in UNTRAINED:
         return
