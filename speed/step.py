@@ -6,6 +6,7 @@ Measured while the second task is learned, when the first one holds its weights.
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -30,7 +31,9 @@ def prepare(name: str, network: str, tasks: list[Task]) -> Method:
     return method
 
 
-def together(methods: list[Method], task: Task, rounds: int) -> list[list[float]]:
+def together(
+    methods: list[Method], task: Task, rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
     """Seconds per step of every method, in turns, each inside its own `learn` of the task."""
     steps, seconds = [], [[] for _ in methods]
 
@@ -41,12 +44,12 @@ def together(methods: list[Method], task: Task, rounds: int) -> list[list[float]
             methods[len(steps)].learn(task, fit)
             return
         for turn in range(-2, rounds):
-            index, place = torch.arange(BATCH), torch.full((), turn % 20)
+            index, place = torch.arange(BATCH), torch.full((), turn % (len(task.train) // BATCH))
             for k, step in enumerate(steps):
-                start = time.perf_counter()
+                start = clock()
                 step(index, place)
                 if turn >= 0:  # the first two rounds warm up
-                    seconds[k].append(time.perf_counter() - start)
+                    seconds[k].append(clock() - start)
 
     methods[0].learn(task, fit)
     return seconds

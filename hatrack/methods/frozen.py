@@ -11,7 +11,9 @@ from torch import Tensor
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.stages import training_only
+from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.network import Network
+from hatrack.options import check
 from hatrack.tasks.task import Task
 
 
@@ -35,8 +37,10 @@ class Frozen(Method):
 
     started: Tensor  # 0-d: whether a task has been learned
 
-    def __init__(self, net: Network) -> None:
+    def __init__(self, net: Network, *, probes: ProbesOption = 0) -> None:
         super().__init__(net)
+        self.options = check(Frozen, locals())
+        self.stored_images = stored_images(probes, net.example)
         if net.shared:
             raise ValueError("frozen needs a head per task: a head that all tasks share would be overwritten")
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))

@@ -2,7 +2,8 @@
 
 `Method.used_by` returns what a task uses: weights, gates, norms, head. A saved method has digests of these tensors, which
 are compared after every new task, before saving and after loading. But a trunk may use tensors that a method does not know.
-So the logits of finished tasks on some images, the probes, are also compared before and after a new task is learned.
+So the logits of finished tasks on some images, the probes, are also compared before and after a new task is learned: on the
+network's example, on images of the new task, and on stored images of the finished task itself, if the method keeps any.
 """
 
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ ROUNDING = (
     1e-4  # the difference of logits that is allowed, as a share of the largest: sums in another order round differently
 )
 PROBES = 16  # images of the new task among the probes
+BATCH = 512  # images in one forward pass
 
 
 @contextmanager
@@ -108,8 +110,8 @@ def logits(method: "Method", task: int, images: Tensor | None = None) -> Tensor:
 class Probes(NamedTuple):
     """The logits of finished tasks on some images, before a new task is learned."""
 
-    images: Tensor
-    logits: dict[int, Tensor]  # by task
+    images: dict[int, Tensor]  # by task
+    logits: dict[int, Tensor]
 
     @torch.no_grad()
     def check(self, method: "Method") -> None:
@@ -124,8 +126,13 @@ class Probes(NamedTuple):
     @torch.no_grad()
     def changed(self, method: "Method") -> list[int]:
         """Return the tasks whose logits differ now by more than rounding."""
-        pairs = self.logits.items()
-        return [task for task, then in pairs if not close(then, logits(method, task, self.images), ROUNDING)]
+        now = {task: _answers(method, task, self.images[task]) for task in self.logits}
+        return [task for task, then in self.logits.items() if not close(then, now[task], ROUNDING)]
+
+
+def _answers(method: "Method", task: int, images: Tensor) -> Tensor:
+    """Return the logits of a task on images, in batches."""
+    return torch.cat([logits(method, task, part) for part in torch.split(images, BATCH)])
 
 
 def _named(method: "Method", task: int) -> str:
@@ -133,16 +140,20 @@ def _named(method: "Method", task: int) -> str:
 
 
 def take_probes(method: "Method", new: Task) -> Probes:
-    """Compute the probes of the finished tasks that must not change, on the example images and on some of the new task.
+    """Compute the probes of the finished tasks that must not change: on the example images, on some of the new task, and on
+    those of the finished task that were stored.
 
     Tasks whose logits are random are left out.
     """
     guaranteed = [task for task in method.history if task != new.index and method.used_by(task)]
     if not guaranteed or new.shape != method.net.example.shape[1:]:
-        return Probes(method.net.example, {})
+        return Probes({}, {})
     some = new.train.inputs(torch.arange(min(PROBES, len(new.train)), device=new.train.y.device))
-    images = torch.cat([method.net.example, some.to(method.net.example)])
-    once, twice = ({task: logits(method, task, images) for task in guaranteed} for _ in range(2))
+    common = [method.net.example, some.to(method.net.example)]
+    images = {
+        task: torch.cat([*common, *([method.stored_images.of(task)] if method.stored_images else [])]) for task in guaranteed
+    }
+    once, twice = ({task: _answers(method, task, images[task]) for task in guaranteed} for _ in range(2))
     return Probes(images, {task: once[task] for task in guaranteed if close(once[task], twice[task], ROUNDING)})
 
 

@@ -21,6 +21,7 @@ from hatrack.methods.parts.annealing import Anneal, hardness
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.serving import ServedNetwork, ServedTask
+from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.heads import grouped
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
@@ -93,9 +94,11 @@ class HAT(Method):
             Literal["freeze", "error"], Option("parameters that can't be followed: hold them whole, or refuse")
         ] = "freeze",
         leave: Annotated[str, Option("parts to hold whole after the first task, as patterns separated by commas")] = "",
+        probes: ProbesOption = 0,
     ) -> None:
         super().__init__(net)
         self.options = check(HAT, locals())
+        self.stored_images = stored_images(probes, net.example)
         self.smax, self.c, self.masks, self.protect = smax, c, masks, protect
         self.anneal, self.embedding, self.gate_lr = anneal, embedding, gate_lr
         self.units = Units(net.trunk, net.example, on_unknown=on_unknown, leave=leave)
@@ -206,6 +209,8 @@ class HAT(Method):
     def _freeze(self, parameter: nn.Parameter, share: Tensor, *, empty: bool) -> None:
         """Freeze entries of a parameter by their share: 1 completely, 0 not at all, between them with soft masks only."""
         if parameter.requires_grad:
+            # What is held whole is trained by the first task, whatever the engine: see `Freeze`.
+            share = torch.zeros_like(share) if empty else share
             share = share.to(parameter.device)
             soft = () if self.masks == "binary" else (share.to(parameter.dtype), parameter.detach().clone())
             self.freezes.append(PartialFreeze(parameter, Freeze(parameter, share == 1, empty=empty), *soft))

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method, used_modules
 from hatrack.methods.parts.snapshot import Snapshot
+from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.heads import grouped
 from hatrack.networks.network import Network
+from hatrack.options import check
 from hatrack.tasks.split import TaskId
 from hatrack.tasks.task import Task
 
@@ -36,8 +38,10 @@ class Independent(Method):
     step_forms = "two"
     exchanges = False
 
-    def __init__(self, net: Network) -> None:
+    def __init__(self, net: Network, *, probes: ProbesOption = 0) -> None:
         super().__init__(net)
+        self.options = check(Independent, locals())
+        self.stored_images = stored_images(probes, net.example)
         self.initial = Snapshot(net.trunk)
         self.trunks = nn.ModuleList([net.trunk])  # one per task
         self.heads = nn.ModuleList(net.heads[:1])  # if the network has one shared head, each task gets its own here

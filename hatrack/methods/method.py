@@ -25,6 +25,7 @@ from hatrack.methods.modes import evaluation_mode, without_autocast_cache
 from hatrack.methods.overrides import check_overrides
 from hatrack.methods.ownership import check_owner, claim
 from hatrack.methods.serving import ServedMethod, ServedNetwork, ServedTask
+from hatrack.methods.stored_images import StoredImages
 from hatrack.networks.network import LISTED, Network
 from hatrack.options import parameters
 from hatrack.regime import Regime
@@ -80,6 +81,7 @@ class Method(nn.Module):
         self.grown = len(net.classes)  # how many tasks there is room for: see `grow`
         self.history: dict[int, str] = {}  # the finished tasks and their names, in the order of learning
         self.fitting = False  # while a fit runs the steps of an epoch
+        self.stored_images: StoredImages | None = None  # a method with the option `probes` makes them: see stored_images.py
         self.probes: Probes | None = None  # while a task is learned: what the finished ones answered before
         self.digests: dict[int, str] = {}  # of what tasks use, once the method was saved or loaded: see guarantees.py
         claim(net, self)
@@ -170,6 +172,10 @@ class Method(nn.Module):
         """Return how many weights the method has for all tasks together."""
         return sum(p.numel() for p in self.parameters())
 
+    def num_bytes(self) -> int:
+        """Return how many bytes the method keeps for all tasks together: weights, what it remembers, stored images."""
+        return sum(tensor.nbytes for tensor in self.state_dict().values())
+
     def usage(self) -> dict[str, float]:
         """Return the share of every layer that finished tasks have taken; empty if the method takes nothing."""
         return {}
@@ -214,9 +220,12 @@ class Method(nn.Module):
                 self.net.set_preprocessing(task)
                 self.learn_task(task, counted)
                 usage = self.usage()
+                kept = self.stored_images.select(task.train) if self.stored_images and self.used_by(task.index) else None
             self.digests.pop(task.index, None)  # of the task as it was before, if it was learned again
             self.history.pop(task.index, None)
             self.history[task.index] = task.name
+            if self.stored_images and kept is not None:
+                self.stored_images.store(task.index, kept)
         return counted.end(task, usage)
 
     def __call__(self, x: Tensor, task: TaskId) -> Tensor:
@@ -329,9 +338,11 @@ class Method(nn.Module):
             self.grown = len(self.net.classes)
 
     def forget_task(self, task: int) -> None:
-        """Remove a task from the list of finished ones: what it uses may change."""
+        """Remove a task from the list of finished ones: what it uses may change. Its stored images are deleted."""
         self.history.pop(task, None)
         self.digests.pop(task, None)
+        if self.stored_images:
+            self.stored_images.delete(task)
 
     def used_of_network(self, task: int, exchanged: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors of the trunk and of a task's head, for `used_by`.

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
@@ -19,11 +18,13 @@ from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms, own_tensors
 from hatrack.methods.parts.vectors import pieces, values
 from hatrack.methods.serving import ServedNetwork, ServedTask
+from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.heads import grouped
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
+from hatrack.tracing.exchange import functional_call
 
 
 class PackNet(Method):
@@ -61,9 +62,11 @@ class PackNet(Method):
         norms: Annotated[
             Literal["task", "shared"], Option("every task has its own norms, or they stay as the first task leaves them")
         ] = "task",
+        probes: ProbesOption = 0,
     ) -> None:
         super().__init__(net)
         self.options = check(PackNet, locals())
+        self.stored_images = stored_images(probes, net.example)
         self.prune, self.retrain, self.retrain_lr = prune, retrain, retrain_lr
         self.norms = TaskNorms(net, shared=norms == "shared")
         self._classify_parameters(own_biases=biases == "task", own_norms=norms == "task")

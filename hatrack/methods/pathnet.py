@@ -17,6 +17,7 @@ from hatrack.methods.method import Method, used_modules
 from hatrack.methods.parts.on_host import OnHost
 from hatrack.methods.parts.snapshot import Snapshot
 from hatrack.methods.parts.stages import Stage, stages, training_only
+from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.heads import grouped
 from hatrack.networks.initial_weights import initialise
 from hatrack.networks.network import Network
@@ -77,9 +78,11 @@ class PathNet(Method):
         expand: Annotated[float, Option("width of a module, as a share of the network's layer", above=0)] = 0.258,
         generations: Annotated[int, Option("rounds of the tournament, which share the epochs", low=1)] = 20,
         mutations: Annotated[float, Option("modules of a path that a mutation draws anew, on average", low=0)] = 1.0,
+        probes: ProbesOption = 0,
     ) -> None:
         super().__init__(net)
         self.options = check(PathNet, locals())
+        self.stored_images = stored_images(probes, net.example)
         if active > modules:
             raise ValueError(f"active must be at most {modules}, the number of modules, not {active}")
         self.count, self.active, self.expand = modules, active, expand

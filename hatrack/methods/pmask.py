@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
@@ -20,6 +19,7 @@ from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.parts.vectors import pieces
 from hatrack.methods.serving import ServedNetwork, ServedTask
+from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.heads import grouped
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
@@ -27,6 +27,7 @@ from hatrack.regime import Regime
 from hatrack.seeds import generator
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
+from hatrack.tracing.exchange import functional_call
 
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
 CLOSED = 2e-22  # sigmoid(-50), rounded up
@@ -75,9 +76,11 @@ class PMASK(Method):
         norms: Annotated[
             Literal["task", "shared"], Option("normalisation of each task its own, or one that all tasks train")
         ] = "task",
+        probes: ProbesOption = 0,
     ) -> None:
         super().__init__(net)
         self.options = check(PMASK, locals())
+        self.stored_images = stored_images(probes, net.example)
         self.smax, self.c, self.anneal, self.embedding, self.gate_lr = smax, c, anneal, embedding, gate_lr
         self.norms = TaskNorms(net, shared=norms == "shared", more=divisors(net))  # no gate may make a divisor 0
         self.names = self._names_of_gated()

@@ -17,6 +17,7 @@ from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method, used_modules
 from hatrack.methods.parts.on_host import OnHost
 from hatrack.methods.parts.stages import Stage, layer_like, stages, training_only
+from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.heads import grouped
 from hatrack.networks.initial_weights import initialise
 from hatrack.networks.network import Network
@@ -92,9 +93,11 @@ class PNN(Method):
         expand: Annotated[
             float, Option("budget: a column has EXPAND / BUDGET_TASKS of the network's width", above=0)
         ] = 1.117,
+        probes: ProbesOption = 0,
     ) -> None:
         super().__init__(net)
         self.options = check(PNN, locals())
+        self.stored_images = stored_images(probes, net.example)
         self.pattern = stages(net)
         self.full = columns == "full"
         share = budget_tasks or max(1, len(net.classes))

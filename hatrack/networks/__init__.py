@@ -38,4 +38,12 @@ NETWORKS: "Registry[Callable[..., nn.Module]]" = Registry("network", {
         "hatrack.networks.resnet:resnet50",
         "Residual network of 16 bottlenecks: 53 convolutions, each with batch normalisation; 2048 features.",
     ),
+    "vit": Entry(
+        "hatrack.networks.vit:vit",
+        "Vision transformer: patches of 4x4, learned positions, 6 pre-norm blocks of 4 heads; the mean of 192 channels.",
+    ),
+    "gru": Entry(
+        "hatrack.networks.gru:gru",
+        "Two recurrent layers of 256 gated units that read an image row by row; the state after the last row.",
+    ),
 })  # fmt: skip

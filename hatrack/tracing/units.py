@@ -20,11 +20,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from hatrack.seeds import generator, seeded
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE
+from hatrack.tracing.exchange import functional_call
 from hatrack.tracing.gates import LAYERS, ApplyGates, tensor_names
 from hatrack.tracing.trace import Trace, Use
 from hatrack.tracing.tracker import DependencyTracker

@@ -94,8 +94,8 @@ def test_who_has_an_option_that_this_run_has_not(words, option, owners, capsys):
 
 
 def test_an_option_that_nobody_has(capsys):
-    assert main(["run", "pmnist", "hat", "--frobnicate", "1"]) == 2
-    assert capsys.readouterr().err == "hatrack: No such option: --frobnicate\n"
+    assert main(["run", "pmnist", "hat", "--xyzzy", "1"]) == 2
+    assert capsys.readouterr().err == "hatrack: No such option: --xyzzy\n"
 
 
 def test_tracebacks_are_shown_when_asked_for(monkeypatch):

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from hatrack.methods.method import Method
 from hatrack.methods.parts.layer_calls import LayerCall, RecordLayerCalls, in_groups
+from hatrack.tracing.exchange import functional_call
 
 ROWS = 1024  # examples in one pass, at most
 MEMORY = 2**26  # numbers in one pass, at most: the outputs of all layers, or the gradients that `vmap` computes
