@@ -87,7 +87,7 @@ class Network(nn.Module):
         where = next((p.device for p in trunk.parameters()), example.device)
         self.register_buffer("example", example.to(where, copy=True), persistent=False)
         self.features = self._features()
-        self.preprocessing = Preprocessing(tuple(self.example.shape[1:]), where)
+        self.preprocessing = Preprocessing(tuple(self.example.shape[1:]), where, tokens=self.example.dtype == torch.int64)
         self.frozen = freeze_parts(trunk, freeze)
         self.classes: list[int] = []
         self.heads = nn.ModuleList()  # of nn.Linear: one per task, or a single one
@@ -210,6 +210,9 @@ class Network(nn.Module):
             raise ValueError(
                 f"task {task.name!r} has images of shape {task.shape}, but the example was {tuple(self.example.shape[1:])}"
             )
+        if (task.train.x.dtype == torch.int64) != self.preprocessing.tokens:
+            kinds = ("images", "token ids") if self.preprocessing.tokens else ("token ids", "images")
+            raise ValueError(f"task {task.name!r} has {kinds[0]}, but the example was {kinds[1]}")
 
     def check_precision(self, images: Tensor, what: str) -> None:
         """Raise an error in one line if the trunk computes in another precision than that of these images."""
