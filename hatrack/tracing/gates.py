@@ -22,6 +22,7 @@ from hatrack.tracing.opened import OPENED
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.addmm)
+LOOKUPS = (F.embedding, F.embedding_bag)
 LAYERS: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys(CONVOLUTIONS, ("input", "weight", "bias", "stride", "padding", "dilation", "groups")),
     **dict.fromkeys(TRANSPOSED, ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")),
@@ -29,6 +30,7 @@ LAYERS: dict[Any, tuple[str, ...]] = {
     F.linear: ("input", "weight", "bias"),
     torch.addmm: ("bias", "input", "weight"),
     F.embedding: ("input", "weight", "padding_idx", "max_norm"),
+    F.embedding_bag: ("input", "weight", "offsets", "max_norm"),
 }
 REGATED = (  # pointwise functions with f(0) != 0: after them the gates are applied again
     torch.sigmoid, Tensor.sigmoid, F.hardsigmoid, F.softplus, F.logsigmoid, torch.exp, Tensor.exp, torch.cos, Tensor.cos,

@@ -12,8 +12,8 @@ from torch import nn
 from hatrack.tracing.tracker import READ, DependencyTracker
 
 ADDED = {  # operations after which a closed channel of a parameter is 0 and nothing is multiplied by it
-    "_to_copy", "_unsafe_view", "add", "cat", "clone", "flip", "gather", "index", "index_select", "repeat", "roll", "stack",
-    "sub", "where",
+    "_to_copy", "_unsafe_view", "add", "cat", "clone", "copy", "flip", "gather", "index", "index_select", "repeat", "roll",
+    "stack", "sub", "where",
 }  # fmt: skip
 GATED = ADDED | {  # and operations that a closed channel passes as 0
     "addmm", "baddbmm", "bmm", "constant_pad_nd", "group_norm", "layer_norm", "linear", "matmul", "mm", "mul", "rms_norm",

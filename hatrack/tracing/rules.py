@@ -32,6 +32,9 @@ CHANNELWISE = {  # operations that mix no channels and map zeros to zeros, with 
     "upsample_bilinear2d": 2, "_upsample_bilinear2d_aa": 2, "upsample_bicubic2d": 2, "upsample_trilinear3d": 3,
     "grid_sampler_2d": 2, "max_unpool2d": 2, "hardswish": 0, "rrelu_with_noise": 0, "_prelu_kernel": 0,
 }  # fmt: skip
+FACTORS = {  # products of matrices, and the names of the two that are multiplied
+    "mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"),
+}  # fmt: skip
 ATTENTION = "_scaled_dot_product_"  # the names of the fused operations of attention begin so
 
 
@@ -189,9 +192,9 @@ def product_ids(op: Operation) -> Tensor:
 
     With attention's weights as x, which are always active, these are the sets of y: the channels of the values.
     """
-    *added, x, y = op.args
+    x, y = (op.given[name] for name in FACTORS[op.name])
     ids = op.tracker.dependencies.smaller(op.reduced(x, [-1]), op.reduced(y, [-2]))
-    return ids if not added else op.tracker.dependencies.union(ids, op.ids(added[0]))
+    return ids if op.name in ("mm", "bmm") else op.tracker.dependencies.union(ids, op.ids(op.given["self"]))
 
 
 def attention_ids(op: Operation) -> Tensor:
@@ -206,7 +209,7 @@ RULES: dict[str, Callable[[Operation], Tensor | None]] = {
     **dict.fromkeys(COPIES, copied_ids),
     **dict.fromkeys(REDUCTIONS, reduction_ids),
     **dict.fromkeys(CHANNELWISE, channelwise_ids),
-    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), product_ids),
+    **dict.fromkeys(FACTORS, product_ids),
     "copy": lambda op: op.ids(op.given["src"]),
     "_to_copy": lambda op: op.ids(op.given["self"]),
     "constant_pad_nd": padded_ids,

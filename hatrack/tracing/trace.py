@@ -14,7 +14,19 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE
-from hatrack.tracing.gates import CONVOLUTIONS, LAYERS, PRODUCTS, TRACED, TRANSPOSED, CountedCalls, Gate, Key, marked
+from hatrack.tracing.gates import (
+    CONVOLUTIONS,
+    LAYERS,
+    LOOKUPS,
+    PRODUCTS,
+    TRACED,
+    TRANSPOSED,
+    CountedCalls,
+    Gate,
+    Key,
+    marked,
+    named_arguments,
+)
 from hatrack.tracing.norm_calls import NORMS, arguments
 from hatrack.tracing.opened import OPENED
 from hatrack.tracing.tracker import DependencyTracker, inside_autograd_function, wrapped
@@ -107,7 +119,7 @@ class Trace(CountedCalls):
         else:
             key, origin = self.key(func, args, kwargs)
             self.places[key] = None
-            self.shown[key] = self._shown(key, origin, func)
+            self.shown[key] = self._shown(key, origin, func, args, kwargs)
             trace = self._trace_layer if func in LAYERS else self._trace_norm if func in NORMS else self._trace_regated
             hidden = (
                 self._is_wrapped(args, kwargs) or inside_autograd_function()
@@ -124,11 +136,22 @@ class Trace(CountedCalls):
         """Return whether an argument is a tensor of `torch.vmap` and the like."""
         return any(wrapped(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor))
 
-    def _shown(self, key: Key, origin: Key | None, func: Any) -> str:
+    def _rows_of_parameter(self, args: Any, kwargs: Any, func: Any) -> str:
+        """Return the name of the rows of a parameter that a layer uses, such as "in_proj_weight[0:16]"."""
+        weight = named_arguments(func, args, kwargs).get("weight")
+        base = weight._base if isinstance(weight, Tensor) else None
+        if weight is None or base is None or id(base) not in self.names:
+            return ""
+        if weight.stride() != base.stride() or weight.shape[1:] != base.shape[1:]:
+            return ""
+        first = (weight.storage_offset() - base.storage_offset()) // base.stride(0)
+        return f"{self.names[id(base)]}[{first}:{first + len(weight)}]"
+
+    def _shown(self, key: Key, origin: Key | None, func: Any, args: Any, kwargs: Any) -> str:
         """Return the name of a call for people: its layer, or its function, and which of its calls if it has several."""
         name, number = key
         if key != origin:
-            name = f"{func.__name__}()"
+            name = self._rows_of_parameter(args, kwargs, func) or f"{func.__name__}()"
             number = self.functions[name] = self.functions.get(name, 0) + 1
         return name.removesuffix(".weight") + (f" (call {number})" if number > 1 else "")
 
@@ -139,7 +162,7 @@ class Trace(CountedCalls):
             return func(*args, **kwargs)
         x, weight, bias = given["input"], given["weight"], given.get("bias")
         positions = self.tracker.positions(weight)
-        convolution, lookup = func in CONVOLUTIONS or func in TRANSPOSED, func is F.embedding
+        convolution, lookup = func in CONVOLUTIONS or func in TRANSPOSED, func in LOOKUPS
         fits = weight.dim() == 2 if lookup else x.dim() >= 2 and weight.dim() == (x.dim() if convolution else 2)
         if positions is None or not fits or given.get("max_norm") is not None:
             return func(*args, **kwargs)
@@ -244,12 +267,13 @@ class Trace(CountedCalls):
         """
         last: list[int] = [x.dim() - 1] if len(shape) == 1 and x.dim() > 1 else []
         found = self._channel_dim(x, *last)
-        return next(iter(last), None) if found is None else found
+        return found if found is not None or not last else last[0]
 
     def _channel_dim(self, x: Tensor, *preferred: int) -> int | None:
         """Return the only dimension, apart from the batch, along which the dependency sets differ; None if there is none."""
         ids = self.tracker.set_ids(x)
-        for dim in (*preferred, *range(1, x.dim())):
+        dims: list[int] = [*preferred, *range(1, x.dim())]
+        for dim in dims:
             first = ids
             for other in range(x.dim()):
                 first = first if other == dim else first.narrow(other, 0, 1)
@@ -267,7 +291,7 @@ def _weight_ends(func: Any, shape: torch.Size, groups: int, channels: Tensor) ->
         groups: the groups of a convolution.
         channels: (input channels,), the set id of every input channel.
     """
-    if func in PRODUCTS or func is F.embedding:  # weights (inputs, outputs)
+    if func in PRODUCTS or func in LOOKUPS:  # weights (inputs, outputs)
         return torch.arange(shape[1])[None], channels[:, None]
     if func in TRANSPOSED:  # (inputs, outputs / groups, ...)
         outputs = torch.arange(groups * shape[1]).view(groups, 1, shape[1])

@@ -1,4 +1,4 @@
-"""Random transformers under HAT: nothing is forgotten, not a bit; hardly anything is held whole; and every task is learned."""
+"""Random transformers under HAT: nothing is forgotten, not a bit, hardly anything is held whole, and tasks are learned."""
 
 import random
 
