@@ -217,9 +217,13 @@ class Network(nn.Module):
     def check_precision(self, images: Tensor, what: str) -> None:
         """Raise an error in one line if the trunk computes in another precision than that of these images."""
         kinds = {p.dtype for p in self.trunk.parameters() if p.is_floating_point()}
-        if kinds and images.dtype not in kinds:
+        if kinds and images.dtype not in kinds and not self._takes_tokens(images):
             seen, own = (str(kind).removeprefix("torch.") for kind in (images.dtype, min(kinds, key=str)))
             raise ValueError(f"{what}: images are {seen}, but the trunk's weights {own}; trunk.float() makes them float32")
+
+    def _takes_tokens(self, images: Tensor) -> bool:
+        """Return whether these are token ids, and the trunk took such an example."""
+        return images.dtype == torch.int64 and hasattr(self, "preprocessing")
 
     def set_preprocessing(self, task: Task) -> None:
         """Remember how this task's raw images are transformed, for `preprocess`."""

@@ -13,7 +13,7 @@ from tests.helpers.transformers import TOKENS, TransformerPlan, random_transform
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under:UserWarning")  # networks so small are soon full
 OPTIMIZERS = (
-    {"optimizer": "sgd", "lr": 0.1},
+    {"optimizer": "sgd", "lr": 0.3},
     {"optimizer": "momentum", "lr": 0.03},
     {"optimizer": "adam", "lr": 0.003},
     {"optimizer": "adamw", "lr": 0.003, "weight_decay": 0.1},
