@@ -13,7 +13,7 @@ from tests.helpers.transformers import TOKENS, TransformerPlan, random_transform
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under:UserWarning")  # networks so small are soon full
 OPTIMIZERS = (
-    {"optimizer": "sgd", "lr": 0.3},
+    {"optimizer": "sgd", "lr": 0.1, "epochs": 30},
     {"optimizer": "momentum", "lr": 0.03},
     {"optimizer": "adam", "lr": 0.003},
     {"optimizer": "adamw", "lr": 0.003, "weight_decay": 0.1},
@@ -38,11 +38,12 @@ def tasks_for(plan: TransformerPlan) -> list[Task]:
     return token_tasks() if plan.tokens else toy_tasks(3, shape=(1, 8, 8), train=90)
 
 
-def learned(name: str, plan: TransformerPlan, epochs: int = 18, **options):
+def learned(name: str, plan: TransformerPlan, epochs: int | None = None, **options):
     """Learn three tasks; check that old logits stay the same bits. Returns the method, and every task's accuracy."""
     tasks, optimizer = tasks_for(plan), random.Random(plan.seed).choice(OPTIMIZERS)
     method = METHODS[name](Network(plan.build(), tasks=tasks), **options)
-    fit, then = Trainer(Regime(epochs=epochs, batch=8, schedule="constant", **optimizer)), []
+    how = {"epochs": 18, "batch": 8, "schedule": "constant", **optimizer}
+    fit, then = Trainer(Regime(**how if epochs is None else how | {"epochs": epochs})), []
     for task in tasks:
         method.learn(task, fit)
         then.append(logits(method, task))
@@ -51,7 +52,7 @@ def learned(name: str, plan: TransformerPlan, epochs: int = 18, **options):
     return method, [evaluate(method, task.test).accuracy for task in tasks]
 
 
-def learned_by_hat(plan: TransformerPlan, epochs: int = 18) -> list[float]:
+def learned_by_hat(plan: TransformerPlan, epochs: int | None = None) -> list[float]:
     """Learn three tasks with HAT; check that at most 5 % of the weights are held whole. Returns every task's accuracy."""
     hat, accuracy = learned("hat", plan, epochs, c=0.1)
     sizes = {name: p.numel() for name, p in hat.net.trunk.named_parameters()}
