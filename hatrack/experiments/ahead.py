@@ -54,7 +54,7 @@ def imitate(index: int, form: dict[str, Any]) -> Task:
     count, kind, source = form["examples"], getattr(torch, form["type"]), torch.Generator().manual_seed(index)
     raw, channels = (count, *form["raw"]), form["channels"]
     images = torch.rand(raw, generator=source).to(kind) if kind.is_floating_point else torch.randint(
-        0, 256, raw, dtype=kind, generator=source
+        0, 256 if kind == torch.uint8 else 1, raw, dtype=kind, generator=source  # any network knows the token 0
     )  # fmt: skip
     values = max(1, images[0].numel())
     pixels = None if form["pixels"] is None else (torch.arange(form["pixels"]) % values)[None]

@@ -113,7 +113,7 @@ class HAT(Method):
             )
         # Units of layers that the user froze can't change, so their gates are always open and need no capacity.
         self.register_buffer("frozen", self.units.frozen().to(net.example.device), persistent=False)
-        self.norms = TaskNorms(net, shared=norms == "shared")
+        self.norms = TaskNorms(net, shared=norms == "shared", more=sorted(self.units.per_task))
         self.embeddings = nn.ParameterList()  # (units,) per task
         self.register_buffer("gates", torch.zeros(0, self.units.count, dtype=torch.bool if masks == "binary" else None))
         self.register_buffer("done", torch.zeros(0, dtype=torch.bool))

@@ -283,14 +283,14 @@ class Method(nn.Module):
             The class of each image, a tensor of int64.
         """
         raw = channels_first("images", as_tensor("images must be numbers", images).to(self.net.example.device))
-        raw = raw if raw.dtype == torch.uint8 else raw.float()
+        raw = self.net.preprocessing.in_kind(raw)
         task = task_number(task, len(raw))
         for number in {task} if isinstance(task, int) else set(task.tolist()):
             self.net.check_task_id(number)
             if self.history and number not in self.history:
                 raise ValueError(f"task {number} has not been learned; learned are {', '.join(map(str, self.history))}")
         seen = self.net.preprocess(raw, task)
-        off = seen.abs().max().item() if raw.numel() and raw.dtype != torch.uint8 else 0.0
+        off = seen.abs().max().item() if raw.numel() and raw.is_floating_point() else 0.0
         if not math.isfinite(off):
             raise ValueError("images hold values that are NaN or infinite")
         if off > FAR:

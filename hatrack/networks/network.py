@@ -87,7 +87,7 @@ class Network(nn.Module):
         where = next((p.device for p in trunk.parameters()), example.device)
         self.register_buffer("example", example.to(where, copy=True), persistent=False)
         self.features = self._features()
-        self.preprocessing = Preprocessing(tuple(self.example.shape[1:]), where)
+        self.preprocessing = Preprocessing(tuple(self.example.shape[1:]), where, tokens=self.example.dtype == torch.int64)
         self.frozen = freeze_parts(trunk, freeze)
         self.classes: list[int] = []
         self.heads = nn.ModuleList()  # of nn.Linear: one per task, or a single one
@@ -210,13 +210,20 @@ class Network(nn.Module):
             raise ValueError(
                 f"task {task.name!r} has images of shape {task.shape}, but the example was {tuple(self.example.shape[1:])}"
             )
+        if (task.train.x.dtype == torch.int64) != self.preprocessing.tokens:
+            kinds = ("images", "token ids") if self.preprocessing.tokens else ("token ids", "images")
+            raise ValueError(f"task {task.name!r} has {kinds[0]}, but the example was {kinds[1]}")
 
     def check_precision(self, images: Tensor, what: str) -> None:
         """Raise an error in one line if the trunk computes in another precision than that of these images."""
         kinds = {p.dtype for p in self.trunk.parameters() if p.is_floating_point()}
-        if kinds and images.dtype not in kinds:
+        if kinds and images.dtype not in kinds and not self._takes_tokens(images):
             seen, own = (str(kind).removeprefix("torch.") for kind in (images.dtype, min(kinds, key=str)))
             raise ValueError(f"{what}: images are {seen}, but the trunk's weights {own}; trunk.float() makes them float32")
+
+    def _takes_tokens(self, images: Tensor) -> bool:
+        """Return whether these are token ids, and the trunk took such an example."""
+        return images.dtype == torch.int64 and hasattr(self, "preprocessing")
 
     def set_preprocessing(self, task: Task) -> None:
         """Remember how this task's raw images are transformed, for `preprocess`."""

@@ -53,6 +53,7 @@ class Preprocessing(nn.Module):
     Args:
         shape: the shape of one image as the network sees it.
         device: the device of the tables.
+        tokens: the inputs are token ids, which are not normalised.
     """
 
     mean: Tensor
@@ -60,9 +61,9 @@ class Preprocessing(nn.Module):
     pixels: Tensor
     raw: Tensor  # how many values a raw image of each task has
 
-    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, shape: tuple[int, ...], device: torch.device, *, tokens: bool = False) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.tokens = shape, tokens
         self.register_buffer("mean", torch.zeros(0, shape[0] if len(shape) == 3 else 1, device=device))
         self.register_buffer("std", torch.ones_like(self.mean))
         self.register_buffer("pixels", torch.zeros(0, math.prod(shape), dtype=torch.int64, device=device))
@@ -102,7 +103,13 @@ class Preprocessing(nn.Module):
             raise ValueError(
                 "images are bytes (uint8), but this task was learned from floats in other units: give such floats"
             )
-        return Transform(self.shape, self.mean, self.std, self.pixels)(images, row)
+        return Transform(self.shape, self.mean, self.std, self.pixels)(self.in_kind(images), row)
+
+    def in_kind(self, images: Tensor) -> Tensor:
+        """Return raw images as bytes or floats, and token ids as int64."""
+        if self.tokens:
+            return images.long()
+        return images if images.dtype == torch.uint8 else images.float()
 
 
 def current_name(name: str) -> str:

@@ -39,8 +39,11 @@ def normalisation(
     return Transform(tuple(shape), *table)
 
 
-def to_tensors(what: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    """Return images as (n, channels, height, width) or vectors as (n, features), and labels as int64; or raise an error."""
+def to_tensors(what: str, x: Any, y: Any, *, tokens: bool = False) -> tuple[Tensor, Tensor]:
+    """Return images as (n, channels, height, width) or vectors as (n, features), and labels as int64; or raise an error.
+
+    Token ids stay whole numbers, int64.
+    """
     x, y = as_tensor(f"{what}: images must be numbers", x), as_tensor(f"{what}: labels must be whole numbers", y)
     if x.dim() and y.dim() and (len(x) != len(y) or y.dim() != 1):
         raise ValueError(f"{what}: {len(x)} images, but labels of shape {tuple(y.shape)}; one label per image is needed")
@@ -48,16 +51,32 @@ def to_tensors(what: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         raise ValueError(f"{what}: images of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}")
     if not len(x):
         raise ValueError(f"{what}: there are no images")
-    x = channels_first(what, x)
+    x = token_ids(what, x) if tokens else channels_first(what, x)
     if x.is_complex() or not x[0].numel():
         raise ValueError(f"{what}: images must be real numbers, not {x.dtype} of shape {tuple(x.shape[1:])}")
-    if x.dtype != torch.uint8:
+    if x.dtype != torch.uint8 and not tokens:
         x = x.float()
         if not x.isfinite().all():
             raise ValueError(f"{what}: NaN or infinite values in {int((~x.isfinite()).flatten(1).any(1).sum())} images")
     if y.is_floating_point() and not (whole := y.isfinite() & (y == y.round())).all():
         raise ValueError(f"{what}: labels must be whole numbers, not {y[~whole][0].item()}")
     return x, y.long()
+
+
+def token_ids(what: str, x: Tensor) -> Tensor:
+    """Return token ids (n, length) as int64; raise an error if they are anything but whole numbers from 0."""
+    if x.dim() != 2 or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise ValueError(f"{what}: token ids must be whole numbers of shape (n, length), not {x.dtype} {tuple(x.shape)}")
+    if x.numel() and int(x.min()) < 0:
+        raise ValueError(f"{what}: token ids count from 0, not {int(x.min())}")
+    return x.long()
+
+
+def check_plain(what: str, mean: Any, std: Any, scale: Any) -> float:
+    """Return the scale of token ids, 1; raise an error if they were to be normalised."""
+    if scale is not None or torch.as_tensor(mean).any() or (torch.as_tensor(std) != 1).any():
+        raise ValueError(f"{what}: token ids are taken as they are, without mean, std and scale")
+    return 1.0
 
 
 def channels_first(what: str, x: Tensor) -> Tensor:
@@ -132,7 +151,7 @@ def _scale_of_floats(what: str, train: Tensor, test: Tensor, mean: Number, std: 
         if lowest >= 0 and highest > UNITS and centre <= 1 and spread <= 1:
             raise ValueError(
                 f"{what}: values from {lowest:g} to {highest:g} look like bytes that are not scaled; state their scale: "
-                "scale=255 divides them by 255, scale=1 takes them as they are"
+                "scale=255 divides them by 255, scale=1 takes them as they are (tokens=True for token ids)"
             )
         return 1.0
     if scale != 1 and centre * scale > 1.01 * highest:  # beyond all images, but for rounding

@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     The last three are 0-d tensors, because a recorded step reads Python numbers only once.
 
     Attributes:
-        x: images as the network sees them, (batch, *shape), float.
+        x: images as the network sees them, (batch, *shape), float; or token ids, int64.
         y: labels, (batch,), int64.
         task: the number of the task, or a tensor of numbers, one per example, if a batch mixes tasks.
         step: the number of this batch in its epoch, from 0.

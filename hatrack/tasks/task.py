@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hatrack.tasks.arrays import check_labels, hold_out, in_units, normalisation, to_tensors
+from hatrack.tasks.arrays import check_labels, check_plain, hold_out, in_units, normalisation, to_tensors
 from hatrack.tasks.split import Split, shape_text
 from hatrack.tasks.transform import Transform
 
@@ -71,6 +71,7 @@ class Task:
         mean: float | Sequence[float] = 0.0,
         std: float | Sequence[float] = 1.0,
         scale: float | None = None,
+        tokens: bool = False,
     ) -> Self:
         """Make a task of arrays or tensors.
 
@@ -94,6 +95,7 @@ class Task:
             std: what is divided by after that, one number or one per channel.
             scale: what images that are not uint8 are divided by: 255 for floats up to 255, 1 for images that are to be
                 taken as they are. `Method.predict` later takes images in the same units as these.
+            tokens: the inputs are token ids (n, length), whole numbers from 0, which reach the trunk as they are (int64).
 
         Returns:
             The task. Arrays are not copied where that is possible.
@@ -113,12 +115,15 @@ class Task:
             raise ValueError(f"the number of a task counts from 0, not {index}")
         what = f"task {name!r}"
         (train, y), (test, y_of_test) = (
-            to_tensors(f"{what}, training", x_train, y_train),
-            to_tensors(f"{what}, test", x_test, y_test),
+            to_tensors(f"{what}, training", x_train, y_train, tokens=tokens),
+            to_tensors(f"{what}, test", x_test, y_test, tokens=tokens),
         )
         if train.shape[1:] != test.shape[1:]:
             raise ValueError(f"{what}: training images are {tuple(train.shape[1:])}, test images {tuple(test.shape[1:])}")
-        train, test, scale = in_units(what, train, test, mean, std, scale)
+        if tokens:
+            scale = check_plain(what, mean, std, scale)
+        else:
+            train, test, scale = in_units(what, train, test, mean, std, scale)
         try:
             classes = int(y.max()) + 1 if classes is None else operator.index(classes)
         except TypeError:
@@ -138,7 +143,7 @@ class Task:
             train: the training set. Images may be tensors, arrays or PIL images, all of one size; they are read once and
                 kept as they are.
             test: the test set.
-            how: `classes`, `valid`, `seed`, `mean`, `std` and `scale`, as in `from_arrays`.
+            how: `classes`, `valid`, `seed`, `mean`, `std`, `scale` and `tokens`, as in `from_arrays`.
 
         Returns:
             The task.

@@ -35,7 +35,7 @@ class Transform:
         """Return the images (batch, *shape) that the network sees.
 
         Args:
-            raw: raw images, in any shape that has the right number of values.
+            raw: raw images, in any shape that has the right number of values; token ids (int64) are not normalised.
             row: the row of the tables for each example; None takes the first for all.
             crops: random crops to apply before normalisation, see `draw_crops`.
         """
@@ -44,7 +44,10 @@ class Transform:
             pixels = self.pixels[0] if row is None else self.pixels[row]
             index = pixels.clamp(min=0)
             x = (x.index_select(1, index) if row is None else x.gather(1, index)).masked_fill(pixels < 0, 0)
-        x = scaled(x.reshape(len(x), *self.shape))
+        x = x.reshape(len(x), *self.shape)
+        if x.dtype == torch.int64:  # token ids
+            return x
+        x = scaled(x)
         if crops is not None:
             x = crop_and_flip(x, crops)
         mean, std = (t[row] if row is not None else t for t in (self.mean, self.std))

@@ -3,7 +3,8 @@
 A call of the trunk is identified by the parameter that it is given and a count, such as ("layer1.weight", 1), because a
 module may be called several times. A call without a parameter of its own, such as a sigmoid, is identified by the call that
 made its input or, if there were operations in between, by the last call with a parameter. So a block that is left out at
-random in training changes no other key.
+random in training changes no other key. A part of a parameter is identified by its place in it. A parameter that is gated
+itself, such as a class token, has the key (its name, 0).
 """
 
 from collections.abc import Mapping
@@ -13,17 +14,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hatrack.tracing.norm_calls import NORMS, arguments
+from hatrack.tracing.opened import OPENED
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
-PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.addmm)
+LOOKUPS = (F.embedding, F.embedding_bag)
 LAYERS: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys(CONVOLUTIONS, ("input", "weight", "bias", "stride", "padding", "dilation", "groups")),
     **dict.fromkeys(TRANSPOSED, ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")),
     **dict.fromkeys(PRODUCTS, ("input", "weight")),
     F.linear: ("input", "weight", "bias"),
+    torch.addmm: ("bias", "input", "weight"),
+    F.embedding: ("input", "weight", "padding_idx", "max_norm"),
+    F.embedding_bag: ("input", "weight", "offsets", "max_norm"),
 }
 REGATED = (  # pointwise functions with f(0) != 0: after them the gates are applied again
     torch.sigmoid, Tensor.sigmoid, F.hardsigmoid, F.softplus, F.logsigmoid, torch.exp, Tensor.exp, torch.cos, Tensor.cos,
@@ -72,6 +79,13 @@ class CountedCalls(TorchFunctionMode):
         self.names = names
         self.counts: dict[str, int] = {}
         self.last: Key | None = None  # of the last call with a parameter
+        self.substitutes: dict[int, Tensor] = {}  # by `id` of a parameter that is gated itself: what is used in its place
+
+    def substituted(self, given: Any) -> Any:
+        """Return the arguments of a call, with parameters that are gated themselves replaced."""
+        if not self.substitutes or not any(id(t) in self.substitutes for t in tree_leaves(given)):
+            return given
+        return tree_map(lambda t: self.substitutes.get(id(t), t), given)
 
     def key(self, func: Any, args: Any, kwargs: Any) -> tuple[Key, Key | None]:
         """Return the key of this call, and count it; also that of the call with a parameter that it belongs to."""
@@ -82,8 +96,14 @@ class CountedCalls(TorchFunctionMode):
             self.last = self._counted(name)
             return self.last, self.last
         origin: Key | None = getattr(given.get("input", args[0] if args else None), ORIGIN, self.last)
-        place = "" if origin is None else f" after {origin[0]} (call {origin[1]})"
+        part = self._part_of_parameter(given.get("weight"))
+        place = part or ("" if origin is None else f" after {origin[0]} (call {origin[1]})")
         return self._counted(f"{func.__name__}(){place}"), origin
+
+    def _part_of_parameter(self, weight: Any) -> str:
+        """Return which part of which parameter a weight is a view of, such as the queries' part of packed projections."""
+        name = self.names.get(id(weight._base)) if isinstance(weight, Tensor) and weight._base is not None else None
+        return "" if name is None else f" of {name} {tuple(weight.shape)} from {weight.storage_offset()}"
 
     def _counted(self, name: str) -> Key:
         self.counts[name] = self.counts.get(name, 0) + 1
@@ -105,12 +125,24 @@ class ApplyGates(CountedCalls):
     ) -> None:
         super().__init__(names)
         self.places, self.gates, self.training = places, gates, training
+        self._own = {number: gate for number, name in names.items() if (gate := places.get((name, 0))) is not None}
+
+    def substituted(self, given: Any) -> Any:
+        """Return the arguments of a call, with parameters that are gated themselves replaced by their gated values."""
+        for t in tree_leaves(given) if self._own else ():
+            if id(t) in self._own and id(t) not in self.substitutes:
+                self.substitutes[id(t)] = self._own[id(t)](t, self.gates)
+        return super().substituted(given)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        if func in OPENED:
+            with self:
+                return OPENED[func](*args, **(kwargs or {}))
+        args, kwargs = self.substituted((args, kwargs or {}))
+        out = func(*args, **kwargs)
         if func not in TRACED:
             return out
-        key, origin = self.key(func, args, kwargs or {})
+        key, origin = self.key(func, args, kwargs)
         if key not in self.places:
             if self.training and key != origin and not torch.is_grad_enabled():
                 return out  # statistics without a gradient, as a product of activations

@@ -4,9 +4,8 @@
 with a gate behind the layer. `gates.ApplyGates` later applies the gates at the same calls.
 """
 
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -15,11 +14,23 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE
-from hatrack.tracing.gates import CONVOLUTIONS, LAYERS, PRODUCTS, TRACED, TRANSPOSED, CountedCalls, Gate, Key, marked
+from hatrack.tracing.gates import (
+    CONVOLUTIONS,
+    LAYERS,
+    LOOKUPS,
+    PRODUCTS,
+    TRACED,
+    TRANSPOSED,
+    CountedCalls,
+    Gate,
+    Key,
+    marked,
+    named_arguments,
+)
 from hatrack.tracing.norm_calls import NORMS, arguments
-from hatrack.tracing.tracker import DependencyTracker, wrapped
+from hatrack.tracing.opened import OPENED
+from hatrack.tracing.tracker import DependencyTracker, inside_autograd_function, wrapped
 
-APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 READS = {  # functions that read values into Python
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__,
 }  # fmt: skip
@@ -73,6 +84,18 @@ class Trace(CountedCalls):
         self.functions: dict[str, int] = {}  # how often a function was called without a parameter of its own
         self.readers: dict[int, tuple[Tensor, Gate, Key, list[bool]]] = {}
 
+    def gate_parameter(self, name: str, parameter: Tensor, dim: int) -> None:
+        """Give a parameter that is no layer's weight units of its own, one per channel, before the trunk runs."""
+        key, positions = (name, 0), self.tracker.positions(parameter)
+        assert positions is not None
+        self.shown[key] = name
+        first = self._new_units(key, parameter.shape[dim])
+        units = torch.arange(first, self.count)
+        along = [-1 if d == dim else 1 for d in range(parameter.dim())]
+        self._record_use(positions, units.view(along), torch.full((1,) * parameter.dim(), ALWAYS_ACTIVE))
+        self.substitutes[id(parameter)] = parameter.detach().clone()
+        self._add_gate(key, self.substitutes[id(parameter)], units, dim)
+
     def final_gates(self, features: Tensor) -> dict[Key, Gate | None]:
         """Return the gate of every call, without those of layers that only channelwise norms read.
 
@@ -84,7 +107,11 @@ class Trace(CountedCalls):
         return {key: None if key in after_norm else gate for key, gate in self.places.items()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, gate = kwargs or {}, None
+        if func in OPENED:
+            with self:
+                return OPENED[func](*args, **(kwargs or {}))
+        args, kwargs = self.substituted((args, kwargs or {}))
+        gate = None
         if func in READS:
             self.tracker.note_read(args[0])
         if func not in TRACED:
@@ -92,7 +119,7 @@ class Trace(CountedCalls):
         else:
             key, origin = self.key(func, args, kwargs)
             self.places[key] = None
-            self.shown[key] = self._shown(key, origin, func)
+            self.shown[key] = self._shown(key, origin, func, args, kwargs)
             trace = self._trace_layer if func in LAYERS else self._trace_norm if func in NORMS else self._trace_regated
             hidden = (
                 self._is_wrapped(args, kwargs) or inside_autograd_function()
@@ -109,29 +136,43 @@ class Trace(CountedCalls):
         """Return whether an argument is a tensor of `torch.vmap` and the like."""
         return any(wrapped(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor))
 
-    def _shown(self, key: Key, origin: Key | None, func: Any) -> str:
+    def _rows_of_parameter(self, args: Any, kwargs: Any, func: Any) -> str:
+        """Return the name of the rows of a parameter that a layer uses, such as "in_proj_weight[0:16]"."""
+        weight = named_arguments(func, args, kwargs).get("weight")
+        base = weight._base if isinstance(weight, Tensor) else None
+        if weight is None or base is None or id(base) not in self.names:
+            return ""
+        if weight.stride() != base.stride() or weight.shape[1:] != base.shape[1:]:
+            return ""
+        first = (weight.storage_offset() - base.storage_offset()) // base.stride(0)
+        return f"{self.names[id(base)]}[{first}:{first + len(weight)}]"
+
+    def _shown(self, key: Key, origin: Key | None, func: Any, args: Any, kwargs: Any) -> str:
         """Return the name of a call for people: its layer, or its function, and which of its calls if it has several."""
         name, number = key
         if key != origin:
-            name = f"{func.__name__}()"
+            name = self._rows_of_parameter(args, kwargs, func) or f"{func.__name__}()"
             number = self.functions[name] = self.functions.get(name, 0) + 1
         return name.removesuffix(".weight") + (f" (call {number})" if number > 1 else "")
 
     def _trace_layer(self, key: Key, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a linear or convolutional layer and give its outputs new units."""
         given = dict(zip(LAYERS[func], args, strict=False)) | kwargs
+        if not {"input", "weight"} <= given.keys() or "out" in kwargs:
+            return func(*args, **kwargs)
         x, weight, bias = given["input"], given["weight"], given.get("bias")
         positions = self.tracker.positions(weight)
-        convolution = func in CONVOLUTIONS or func in TRANSPOSED
-        plain = positions is not None and self.tracker.positions(x) is None and "out" not in kwargs
-        if not plain or x.dim() < 2 or weight.dim() != (x.dim() if convolution else 2):
+        convolution, lookup = func in CONVOLUTIONS or func in TRANSPOSED, func in LOOKUPS
+        fits = weight.dim() == 2 if lookup else x.dim() >= 2 and weight.dim() == (x.dim() if convolution else 2)
+        if positions is None or not fits or given.get("max_norm") is not None:
             return func(*args, **kwargs)
+        if self.tracker.positions(x) is not None:  # a learned query
+            self.tracker.mark_untraceable(x, func.__name__)
         out = self._run_untracked(func, args, kwargs)
         dim = 1 if convolution else out.dim() - 1
-        channels = self._channel_ids(x, 1 if convolution else x.dim() - 1)
+        channels = torch.full((1,), ALWAYS_ACTIVE) if lookup else self._channel_ids(x, 1 if convolution else x.dim() - 1)
         first = self._new_units(key, out.shape[dim])
         writes, reads = _weight_ends(func, weight.shape, given.get("groups", 1), channels)
-        assert positions is not None
         self._record_use(positions, writes + first, reads)
         units = torch.arange(first, self.count)
         if bias is not None and (found := self.tracker.positions(bias)) is not None:
@@ -155,7 +196,7 @@ class Trace(CountedCalls):
                 self.tracker.mark_untraceable(t, func.__name__)
         x = given["input"]
         out = self._run_untracked(func, args, kwargs)
-        dim = self._channel_dim(x) if func in (F.layer_norm, F.rms_norm) else 1
+        dim = self._normalised_dim(x, given["normalized_shape"]) if func in (F.layer_norm, F.rms_norm) else 1
         if dim is None:
             return out
         sets = self._channel_sets(x, dim)
@@ -219,24 +260,26 @@ class Trace(CountedCalls):
     def _channel_sets(self, x: Tensor, dim: int) -> list[frozenset[int] | None]:
         return [self.tracker.dependencies.sets[k] for k in self._channel_ids(x, dim).tolist()]
 
-    def _channel_dim(self, x: Tensor) -> int | None:
+    def _normalised_dim(self, x: Tensor, shape: Sequence[int]) -> int | None:
+        """Return the dimension of a norm's gates: where sets differ, or of several such dimensions the last, if normalised.
+
+        Sets differ along two dimensions if a class token stands beside patches.
+        """
+        last: list[int] = [x.dim() - 1] if len(shape) == 1 and x.dim() > 1 else []
+        found = self._channel_dim(x, *last)
+        return found if found is not None or not last else last[0]
+
+    def _channel_dim(self, x: Tensor, *preferred: int) -> int | None:
         """Return the only dimension, apart from the batch, along which the dependency sets differ; None if there is none."""
         ids = self.tracker.set_ids(x)
-        for dim in range(1, x.dim()):
+        dims: list[int] = [*preferred, *range(1, x.dim())]
+        for dim in dims:
             first = ids
             for other in range(x.dim()):
                 first = first if other == dim else first.narrow(other, 0, 1)
             if torch.equal(first.expand_as(ids), ids):
                 return dim
         return None
-
-
-def inside_autograd_function() -> bool:
-    """Return whether this runs within `forward` of a `torch.autograd.Function`, whose `backward` knows of no gates."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not APPLY:
-        frame = frame.f_back
-    return frame is not None
 
 
 def _weight_ends(func: Any, shape: torch.Size, groups: int, channels: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,7 +291,7 @@ def _weight_ends(func: Any, shape: torch.Size, groups: int, channels: Tensor) ->
         groups: the groups of a convolution.
         channels: (input channels,), the set id of every input channel.
     """
-    if func in PRODUCTS:  # weights (inputs, outputs)
+    if func in PRODUCTS or func in LOOKUPS:  # weights (inputs, outputs)
         return torch.arange(shape[1])[None], channels[:, None]
     if func in TRANSPOSED:  # (inputs, outputs / groups, ...)
         outputs = torch.arange(groups * shape[1]).view(groups, 1, shape[1])

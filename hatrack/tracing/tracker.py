@@ -23,24 +23,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hatrack.tracing.dependencies import ALWAYS_ACTIVE, ALWAYS_ZERO, DependencySets
+from hatrack.tracing.dependencies import ALWAYS_ACTIVE, DependencySets
+from hatrack.tracing.rules import Operation, result_ids
 
-COPIES = {  # operations that move elements and may put zeros between them
-    "cat", "channel_shuffle", "clone", "constant_pad_nd", "diag_embed", "expand_copy", "flip", "gather",
-    "im2col", "index", "index_select", "lift_fresh", "native_channel_shuffle", "permute_copy", "pixel_shuffle",
-    "pixel_unshuffle", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "repeat", "replication_pad1d",
-    "replication_pad2d", "replication_pad3d", "roll", "rot90", "select_scatter", "slice_scatter", "stack", "tril", "triu",
-    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "view_copy", "_unsafe_view",
-}  # fmt: skip
+APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+READ = "a read into Python"
+OWN = "an autograd.Function"
+
 PARAMETER_COPIES = {"cat", "clone", "flip", "index", "index_select", "repeat", "roll", "stack", "_unsafe_view"}
-REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "var", "std", "var_mean", "linalg_vector_norm", "norm", "cumsum"}
-CHANNELWISE = {  # operations that mix no channels and map zeros to zeros, with the number of dimensions that they mix
-    "avg_pool1d": 1, "avg_pool2d": 2, "avg_pool3d": 3, "max_pool1d": 1, "max_pool1d_with_indices": 1,
-    "max_pool2d_with_indices": 2, "max_pool3d_with_indices": 3, "_adaptive_avg_pool2d": 2, "_adaptive_avg_pool3d": 3,
-    "adaptive_max_pool2d": 2, "adaptive_max_pool3d": 3, "fractional_max_pool2d": 2, "upsample_linear1d": 1,
-    "upsample_bilinear2d": 2, "_upsample_bilinear2d_aa": 2, "upsample_bicubic2d": 2, "upsample_trilinear3d": 3,
-    "grid_sampler_2d": 2, "max_unpool2d": 2, "hardswish": 0, "rrelu_with_noise": 0, "_prelu_kernel": 0,
-}  # fmt: skip
 
 
 class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -56,7 +46,9 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         dependencies: the sets that occur, with their ids.
         paused: True while a layer runs whose result gets its sets from `Trace`.
-        untraceable: parameters whose use cannot be analysed, with the name of the operation that used them.
+        untraceable: parameters whose use cannot be analysed, with the name of the operation that used them first.
+        operations: all operations that used these parameters.
+        channels: the dimension of such a parameter that holds channels, where what it is added to shows it.
         first: the position of the first element of each parameter's storage.
         total: how many positions there are.
         reads: the lines at which values that depend on the input were read into Python.
@@ -72,6 +64,9 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.dependencies = DependencySets()
         self.paused = False
         self.untraceable: dict[str, str] = {}
+        self.operations: dict[str, set[str]] = {}
+        self.channels: dict[str, int] = {}
+        self._parameters = parameters
         self.first: dict[str, int] = {}
         self._storages: list[Any] = []  # kept alive, because the address of a freed storage may be used again
         self._set_ids: dict[int, Tensor] = {}  # by address of a storage: the set id of each of its elements
@@ -138,6 +133,7 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         assert positions is not None
         for name in self.parameters_at(positions):
             self.untraceable.setdefault(name, operation)
+            self.operations.setdefault(name, set()).update({operation, OWN} if inside_autograd_function() else {operation})
 
     def depends_on_input(self, tensor: Tensor) -> bool:
         """Return whether a tensor of integers or bools, such as an index, may differ between inputs or random draws."""
@@ -148,8 +144,8 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not tensor.numel() or wrapped(tensor):
             return
         if self.positions(tensor) is not None:
-            self.mark_untraceable(tensor, "a read into Python")
-        elif self.depends_on_input(tensor) or (tensor.is_floating_point() and _address(tensor) not in self._fixed):
+            self.mark_untraceable(tensor, READ)
+        elif self.depends_on_input(tensor) or self._is_variable(tensor):
             line = users_line()
             self.reads += [] if line in self.reads else [line]
 
@@ -175,6 +171,7 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for t in inputs:
                 self.note_read(t)
         self._mark_input_dependent(func, inputs, [t for t in results if not t.is_floating_point()])
+        self._mark_fixed(func, args, kwargs, inputs, results)
         new = [t for t in results if t.is_floating_point() and (mutable or _address(t) not in given)]
         if mutable:
             self._reset_written(func, args, kwargs, new)
@@ -186,30 +183,59 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         for t in () if name.startswith("new_") or name.endswith("_like") else parameters:  # these use no values
             self.mark_untraceable(t, name)
+            self._note_channels(t, others)
         if not new or (inputs and not any(self.is_tracked(t) for t in inputs)):
             return  # there is no result, or it is always active like all arguments
         for t in new:
             self._gated.pop(id(t), None)
-        ids = None if self.reads else self._result_ids(name.rstrip("_"), func, args, kwargs, new)
+        ids = None if self.reads else result_ids(Operation(self, name.rstrip("_"), func, args, kwargs, new))
         for t in new:
-            self.assign(t, torch.full((), ALWAYS_ACTIVE) if ids is None else ids.expand(t.shape))
+            known = ids is not None and t.shape == new[0].shape
+            self.assign(t, ids.expand(t.shape) if ids is not None and known else torch.full((), ALWAYS_ACTIVE))
 
     def _mark_input_dependent(self, func: Any, inputs: list[Tensor], results: list[Tensor]) -> None:
         """Record integer and bool results that are computed from floats, from other such results, or drawn at random."""
         random = torch.Tag.nondeterministic_seeded in func.tags
-        if results and (random or any(t.is_floating_point() or self.depends_on_input(t) for t in inputs)):
+        if results and (random or any(self._is_variable(t) or self.depends_on_input(t) for t in inputs)):
             self._input_dependent |= {_address(t) for t in results}
             self._storages += [t.untyped_storage() for t in results]
+
+    def _mark_fixed(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], results: list[Tensor]) -> None:
+        """Record results that are computed from constants and buffers alone, such as a causal mask."""
+        random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.overloadpacket.__name__
+        if random or any(self._is_variable(t) or self.depends_on_input(t) for t in inputs):
+            self._fixed -= {_address(t) for t in (*results, *_written(func, args, kwargs))}
+        else:
+            self._fixed |= {_address(t) for t in results}
+            self._storages += [t.untyped_storage() for t in results]
+
+    def _is_variable(self, tensor: Tensor) -> bool:
+        """Return whether a tensor of floats may differ between inputs or tasks."""
+        return tensor.is_floating_point() and _address(tensor) not in self._fixed
+
+    def _note_channels(self, tensor: Tensor, others: list[Tensor]) -> None:
+        """Note which dimension of a parameter holds channels: that along which the sets of what it is added to differ."""
+        positions = self.positions(tensor)
+        assert positions is not None
+        for other in (t for t in others if t.is_floating_point() and self.is_tracked(t)):
+            ids = self.set_ids(other)
+            for d in range(-1, -1 - min(tensor.dim(), other.dim()), -1):
+                if not 1 < tensor.shape[d] == other.shape[d] or torch.equal(ids, ids.narrow(d, 0, 1).expand_as(ids)):
+                    continue
+                step = int(positions.select(d, 1).flatten()[0] - positions.select(d, 0).flatten()[0])
+                for name in self.parameters_at(positions):
+                    p = self._parameters[name]
+                    found = [k for k in range(p.dim()) if p.stride(k) == step and p.shape[k] == tensor.shape[d]]
+                    if found:
+                        self.channels.setdefault(name, found[-1])
+                break
 
     def _reset_written(self, func: Any, args: Any, kwargs: Any, new: list[Tensor]) -> None:
         """Make arguments always active that are written but not returned, or written as another data type."""
         returned = {_address(t) for t in new}
-        for k, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[k] if k < len(args) else kwargs.get(argument.name)
-                for t in tree_leaves(value):
-                    if isinstance(t, Tensor) and self.is_tracked(t) and _address(t) not in returned:
-                        self._set_ids[_address(t)].fill_(ALWAYS_ACTIVE)
+        for t in _written(func, args, kwargs):
+            if self.is_tracked(t) and _address(t) not in returned:
+                self._set_ids[_address(t)].fill_(ALWAYS_ACTIVE)
 
     def _copy_positions(self, func: Any, args: Any, kwargs: Any, out: Tensor) -> None:
         """Apply a copying operation to the positions as well: the copies are still elements of the parameters."""
@@ -222,68 +248,23 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._positions[_address(out)] = copied
         self._storages.append(out.untyped_storage())
 
-    def _result_ids(self, name: str, func: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> Tensor | None:
-        """Return the set ids of an operation's result; None if no rule applies, so that it is always active."""
-        floats = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.is_floating_point()]
-        names = [a.name for a in func._schema.arguments]
-        given = dict(zip(names, args, strict=False)) | kwargs
-        if not floats:  # a new tensor: its zeros are the same for every input, unless they are random or uninitialised
-            random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in name
-            return None if random else torch.where(outputs[0] == 0, ALWAYS_ZERO, ALWAYS_ACTIVE)
-        if name in ("new_zeros", "zeros_like", "zero"):
-            return torch.full((), ALWAYS_ZERO)
-        if "out" in given:
-            return None
-        if name in ("copy", "_to_copy"):
-            return self.set_ids(given["src" if name == "copy" else "self"])
-        if name == "constant_pad_nd":
-            border = ALWAYS_ACTIVE if given.get("value") else ALWAYS_ZERO
-            return func(self._ids_as_floats(args[0]), args[1], border).long()  # type: ignore[no-any-return]
-        if name in COPIES and any(self.depends_on_input(t) for t in tree_leaves(args) if isinstance(t, Tensor)):
-            return None  # with another input it copies other elements
-        if name in COPIES:
-            return func(*tree_map(self._ids_as_floats, args), **kwargs).long()  # type: ignore[no-any-return]
-        if name == "mul" and isinstance(args[1], Tensor):
-            return self.dependencies.smaller(self.set_ids(args[0]), self.set_ids(args[1]))
-        if name == "div" and isinstance(args[1], Tensor):  # 0 / 0 is not 0
-            return self.set_ids(args[0]) if bool((self.set_ids(args[1]) == ALWAYS_ACTIVE).all()) else None
-        if name == "masked_fill":
-            return self.set_ids(args[0]) if not isinstance(args[2], Tensor) and args[2] == 0 else None
-        if name in REDUCTIONS:
-            dims = given.get("dim")
-            dims = [dims] if isinstance(dims, int) else dims or range(floats[0].dim())
-            ids = self.dependencies.reduce(self.set_ids(floats[0]), dims)
-            return ids if ids.dim() == outputs[0].dim() else ids.reshape(outputs[0].shape)
-        if name in CHANNELWISE:
-            dims = list(range(floats[0].dim() - CHANNELWISE[name], floats[0].dim()))
-            return self.dependencies.reduce(self.set_ids(floats[0]), dims)
-        if name == "glu":
-            return self.set_ids(args[0]).chunk(2, given.get("dim", -1))[0]
-        if name == "col2im":  # (batch, channels * kernel elements, columns) to (batch, channels, height, width)
-            return self.dependencies.reduce(self.set_ids(args[0]).unflatten(-2, (outputs[0].shape[-3], -1)), [-2, -1])  # type: ignore[no-untyped-call]
-        if torch.Tag.pointwise in func.tags and (name == "where" or not any(_discrete(t) for t in tree_leaves(args))):
-            return self._pointwise_ids(func, args, kwargs, floats, outputs)
-        return None
 
-    def _ids_as_floats(self, x: Any) -> Any:
-        """Replace a float tensor by its set ids, in double precision because some operations take no integers."""
-        return self.set_ids(x).double() if isinstance(x, Tensor) and x.is_floating_point() else x
+def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the arguments that an operation writes."""
+    found: list[Tensor] = []
+    for k, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[k] if k < len(args) else kwargs.get(argument.name)
+            found += [t for t in tree_leaves(value) if isinstance(t, Tensor)]
+    return found
 
-    def _pointwise_ids(
-        self, func: Any, args: Any, kwargs: Any, floats: list[Tensor], outputs: list[Tensor]
-    ) -> Tensor | None:
-        """Return the union of the arguments' sets if f(0, ..., 0) = 0, which is tried; otherwise None."""
 
-        def zeros(x: Any) -> Any:
-            return torch.zeros_like(x) if isinstance(x, Tensor) and x.is_floating_point() else x
-
-        results = tree_leaves(func(*tree_map(zeros, args), **tree_map(zeros, kwargs)))
-        if not all(bool((t == 0).all()) for t in results):
-            return None
-        ids = self.set_ids(floats[0])
-        for t in floats[1:]:
-            ids = self.dependencies.union(ids, self.set_ids(t))
-        return ids
+def inside_autograd_function() -> bool:
+    """Return whether this runs within `forward` of a `torch.autograd.Function`, whose `backward` knows of no gates."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not APPLY:
+        frame = frame.f_back
+    return frame is not None
 
 
 def wrapped(tensor: Tensor) -> bool:
@@ -307,7 +288,3 @@ def _size(tensor: Tensor) -> int:
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _discrete(x: Any) -> bool:
-    return isinstance(x, Tensor) and not x.is_floating_point()

@@ -9,8 +9,10 @@ multiplied by relu(0) = 0; if gate 3 is closed, its result is multiplied by 0. S
 training all other weights leaves the outputs of the task the same, bit for bit. `dependencies.py` explains how we know which
 units feed an input of a layer when there are shortcuts, pooling or concatenations in between.
 
-If we cannot analyse how a parameter is used (attention, recurrent cells, computed weights), it is frozen entirely after the
-first task, or refused with an error that names it. Both the rules and the gates are checked on the example at construction.
+Positions, class tokens and the like have units of their own, and small parameters such as scales are left to the tasks, each
+of which has its own (see `parameters.py`). If we cannot analyse how another parameter is used (recurrent cells, computed
+weights), it is frozen entirely after the first task, or refused with an error that names it. Both the rules and the gates
+are checked on the example at construction.
 """
 
 import copy
@@ -26,6 +28,8 @@ from hatrack.seeds import generator, seeded
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE
 from hatrack.tracing.exchange import functional_call
 from hatrack.tracing.gates import LAYERS, ApplyGates, tensor_names
+from hatrack.tracing.opened import OPENED
+from hatrack.tracing.parameters import gated_parameters, per_task_parameters
 from hatrack.tracing.trace import Trace, Use
 from hatrack.tracing.tracker import DependencyTracker
 from hatrack.tracing.wrappers import check_modules
@@ -50,6 +54,7 @@ class Units:
         features: (features...), the set id of every feature.
         traced: the names of the parameters for which weight masks hold; those of norms are not among them.
         frozen_entirely: the names of the parameters that are frozen entirely, with the reason.
+        per_task: the names of the scales and other small parameters that each task must have for itself.
         reads: the lines at which the trunk reads values of its input into Python.
     """
 
@@ -61,10 +66,7 @@ class Units:
         twin = copy.deepcopy(trunk).cpu().eval()
         x = example[:2].cpu() if len(example) > 1 else torch.cat([example, example]).cpu()
         _check_no_recomputation(copy.deepcopy(twin), x)
-        tracker = DependencyTracker(dict(twin.named_parameters()), x, twin.buffers())
-        trace = Trace(tensor_names(twin), tracker)
-        with torch.no_grad(), tracker, trace:
-            features = twin(x)
+        tracker, trace, features = _traced(twin, x)
         self.count, self.layers, self.gates = trace.count, trace.layers, trace.final_gates(features)
         if not self.count:
             raise ValueError(f"the trunk has no linear or convolutional layer whose units could be gated{_why(tracker)}")
@@ -74,8 +76,11 @@ class Units:
         self._unused = _unused(trace.uses, tracker.total)
         self._layout = {n: (tracker.first[n], p.shape, p.stride(), p.storage_offset()) for n, p in twin.named_parameters()}
         self._members = _padded(tracker.dependencies.sets)
-        self.traced = set(self._layout) - trace.norms
-        self.frozen_entirely = self._find_frozen_entirely(twin, tracker.untraceable, on_unknown, leave)
+        small = per_task_parameters(tracker, dict(twin.named_parameters()))
+        unknown = {name: operation for name, operation in tracker.untraceable.items() if name not in small}
+        self.frozen_entirely = self._find_frozen_entirely(twin, unknown, on_unknown, leave)
+        self.per_task = small - set(self.frozen_entirely)
+        self.traced = set(self._layout) - trace.norms - self.per_task
         self._check(twin, x)
 
     def to(self, device: torch.device) -> None:
@@ -164,7 +169,7 @@ class Units:
         stopped = {name for name, p in self.trunk.named_parameters() if not p.requires_grad}
         result = torch.zeros(self.count, dtype=torch.bool)
         for name, units in self.layers.items():
-            result[units] = f"{name}.weight" in stopped
+            result[units] = f"{name}.weight" in stopped or name in stopped
         return result
 
     def _find_frozen_entirely(
@@ -225,6 +230,27 @@ def last_layer(model: nn.Module, example: Tensor) -> str:
     )
 
 
+def _traced(twin: nn.Module, x: Tensor) -> tuple[DependencyTracker, Trace, Tensor]:
+    """Run the trunk once, and again as long as that shows parameters that can have gates of their own.
+
+    Returns:
+        The tracker and the trace of the last run, and the features.
+    """
+    parameters, gated, failed = dict(twin.named_parameters()), dict[str, int](), set[str]()
+    while True:
+        tracker = DependencyTracker(parameters, x, twin.buffers())
+        trace = Trace(tensor_names(twin), tracker)
+        for name, dim in gated.items():
+            trace.gate_parameter(name, parameters[name], dim)
+        with torch.no_grad(), tracker, trace:
+            features = twin(x)
+        failed |= gated.keys() & tracker.untraceable.keys()
+        found = {n: dim for n, dim in (gated | gated_parameters(tracker, parameters)).items() if n not in failed}
+        if found == gated:
+            return tracker, trace, features
+        gated = found
+
+
 def _why(tracker: DependencyTracker) -> str:
     """Return why no layer has units, if its weights are computed before they are used."""
     if not tracker.untraceable:
@@ -264,7 +290,9 @@ class _NoLayers(TorchFunctionMode):
     """While this mode is active, calling a layer is an error."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in LAYERS and torch.is_grad_enabled():  # without: the backward pass of an operation of the user's own
+        if (
+            func in LAYERS or func in OPENED
+        ) and torch.is_grad_enabled():  # without: the backward pass of an operation of the user's own
             raise ValueError(
                 "the trunk computes layers again in the backward pass (gradient checkpointing), which cannot be traced"
             )

@@ -1,4 +1,4 @@
-"""Operations that use parameters in ways that cannot be traced, and a trunk around each."""
+"""Operations that use parameters in ways of their own, and a trunk around each."""
 
 import copy
 
@@ -12,12 +12,21 @@ from tests.helpers.nets import Lambda
 
 with seeded(0, "untraceable operations"):
     UNTRACEABLE = {  # the operation, and the beginning of the name of the parameter that cannot be traced
+        "a recurrent layer": (Lambda(lambda own, x: own.cell(x)[0], cell=nn.LSTM(8, 8, batch_first=True)), "cell"),
+        "weight norm": (weight_norm(nn.Linear(8, 8)), "parametrizations.weight"),
+        "spectral norm": (spectral_norm(nn.Linear(8, 8)), "parametrizations.weight"),
+        "standardised weights": (
+            Lambda(lambda own, x: F.linear(x, own.w - own.w.mean(1, keepdim=True)), w=nn.Parameter(torch.randn(8, 8))),
+            "w",
+        ),
+        "a number": (Lambda(lambda own, x: x * own.scale.item(), scale=nn.Parameter(torch.ones(()))), "scale"),
+    }
+    FOLLOWED = {  # the operation, and the beginning of the name of a parameter that has gates or is kept per task
         "attention": (
             Lambda(lambda own, x: own.attend(x, x, x)[0], attend=nn.MultiheadAttention(8, 2, batch_first=True)),
             "attend",
         ),
         "a transformer's layer": (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), "self_attn"),
-        "a recurrent layer": (Lambda(lambda own, x: own.cell(x)[0], cell=nn.LSTM(8, 8, batch_first=True)), "cell"),
         "a recurrent cell": (Lambda(lambda own, x: own.cell(x[:, 0])[:, None].expand_as(x), cell=nn.GRUCell(8, 8)), "cell"),
         "an einsum": (Lambda(lambda own, x: torch.einsum("bti,io->bto", x, own.w), w=nn.Parameter(torch.randn(8, 8))), "w"),
         "a product with a bias": (
@@ -26,18 +35,11 @@ with seeded(0, "untraceable operations"):
             ),
             "w",
         ),
-        "weight norm": (weight_norm(nn.Linear(8, 8)), "parametrizations.weight"),
-        "spectral norm": (spectral_norm(nn.Linear(8, 8)), "parametrizations.weight"),
-        "standardised weights": (
-            Lambda(lambda own, x: F.linear(x, own.w - own.w.mean(1, keepdim=True)), w=nn.Parameter(torch.randn(8, 8))),
-            "w",
-        ),
         "a product of weights": (
             Lambda(lambda own, x: x @ (own.a @ own.b), a=nn.Parameter(torch.randn(8, 2)), b=nn.Parameter(torch.randn(2, 8))),
             "a",
         ),
         "a scale": (Lambda(lambda own, x: x * own.scale, scale=nn.Parameter(torch.randn(8))), "scale"),
-        "a number": (Lambda(lambda own, x: x * own.scale.item(), scale=nn.Parameter(torch.ones(()))), "scale"),
         "learned masks": (Lambda(lambda own, x: x * (own.scores > 0), scores=nn.Parameter(torch.randn(8))), "scores"),
         "positions": (Lambda(lambda own, x: x + own.places, places=nn.Parameter(torch.randn(3, 8))), "places"),
         "a normalised parameter": (

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import hatrack as hr
 from hatrack import METHODS, Network, Regime, Trainer
@@ -243,27 +244,29 @@ def test_a_method_that_is_gone_owns_nothing():
 # What stands still
 
 
-class Attentive(nn.Module):
-    """A trunk most of whose weights are in attention, a layer that is called twice, and one that no input reaches."""
+class Standardised(nn.Module):
+    """A trunk most of whose weights are standardised, a layer that is called twice, and one that no input reaches."""
 
     def __init__(self):
         super().__init__()
-        self.a, self.attention, self.twice = nn.Linear(4, 8), nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 8)
+        self.a, self.wide, self.twice = nn.Linear(4, 8), nn.Linear(8, 24), nn.Linear(8, 8)
+        self.narrow = nn.Linear(24, 8)
         self.idle = nn.Linear(3, 3)
 
     def forward(self, x):
         h = torch.relu(self.a(x.flatten(1, 2)))
-        h = h + self.attention(h, h, h, need_weights=False)[0]
+        for layer in (self.wide, self.narrow):
+            h = F.linear(h, layer.weight - layer.weight.mean(1, keepdim=True), layer.bias)
         return self.twice(torch.relu(self.twice(h.mean(1))))
 
 
 def test_what_is_held_whole_is_announced_and_listed_with_its_reason():
     tasks = toy_tasks(2)
     torch.manual_seed(0)
-    with pytest.warns(UserWarning, match=r"\d+% of the trunk's weights are held whole .*attention"):
-        method = METHODS["hat"](Network(Attentive(), tasks=tasks))
+    with pytest.warns(UserWarning, match=r"\d+% of the trunk's weights are held whole .*wide\.weight"):
+        method = METHODS["hat"](Network(Standardised(), tasks=tasks))
     assert method.held["idle.weight"] == "not used on the example"
-    assert "attention.in_proj_weight" in method.held
+    assert {"wide.weight", "narrow.weight"} < set(method.held)
     held = {name.partition(" ")[0]: share for name, share in method.usage().items() if "(held whole: " in name}
     assert set(held) == set(method.held)
     assert set(held.values()) == {0.0}, "nothing is held before a task is learned"

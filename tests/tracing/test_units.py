@@ -15,7 +15,6 @@ from hatrack.seeds import seeded
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE, ALWAYS_ZERO, DependencySets
 from hatrack.tracing.gates import Gate
 from hatrack.tracing.trace import Trace
-from hatrack.tracing.tracker import DependencyTracker
 from hatrack.tracing.units import Units
 from tests.helpers.learning import learn, logits
 from tests.helpers.nets import (
@@ -28,7 +27,7 @@ from tests.helpers.nets import (
     input_dependencies,
 )
 from tests.helpers.toys import toy_tasks
-from tests.helpers.tracing import UNTRACEABLE, trunk_around
+from tests.helpers.tracing import FOLLOWED, UNTRACEABLE, trunk_around
 
 EACH = [{0}, {1}, {2}, {3}]
 ACTIVE = ["always active"]
@@ -140,7 +139,6 @@ NOT_ANALYSED = {  # the result is always active: more weights are frozen than ne
     "sorted": as_module(lambda x: x.sort(1)[0]),
     "gathered by value": as_module(lambda x: x.gather(1, x.topk(4, 1).indices)),
     "ordered by value": as_module(lambda x: x[:, x[0].sum((1, 2)).argsort()]),
-    "products of channels": as_module(lambda x: (x.flatten(2) @ x.flatten(2).mT)[..., None]),
     "Fourier": as_module(lambda x: torch.fft.ifft(torch.fft.fft(x)).real.contiguous()),
     "whole numbers added": as_module(lambda x: x + (x > 100).long()),
     "written as complex numbers": writing(lambda y: torch.view_as_complex(y.view(*y.shape[:3], -1, 2)).add_(1)),
@@ -156,6 +154,7 @@ OTHERS = {  # the channels are moved, joined or left out
     "larger of two": (as_module(lambda x: torch.max(x, x.flip(1))), CROSSED),
     "one or the other": (as_module(lambda x: torch.where(x > 0, x, x.flip(1))), CROSSED),
     "product": (as_module(lambda x: x * (x + x.flip(1))), EACH),
+    "products of channels": (as_module(lambda x: (x.flatten(2) @ x.flatten(2).mT)[..., None]), EACH),
     "quotient": (as_module(lambda x: x / (1 + x.flip(1).abs())), EACH),
     "concatenation": (as_module(lambda x: torch.cat([x, F.relu(x)], 1)), EACH + EACH),
     "concatenation with ones": (as_module(lambda x: torch.cat([x, torch.ones_like(x[:, :1])], 1)), EACH + ACTIVE),
@@ -451,8 +450,7 @@ def test_a_branch_that_the_example_did_not_take():
 
 
 @pytest.mark.parametrize("name", UNTRACEABLE)
-def test_untraceable_parameters_are_frozen_entirely_or_named_in_an_error(name, monkeypatch):
-    monkeypatch.setattr("torch.backends.mha._is_fastpath_enabled", False)  # it is never used within a mode
+def test_untraceable_parameters_are_frozen_entirely_or_named_in_an_error(name):
     part, parameter = UNTRACEABLE[name]
     units = check_units(trunk_around(part), images(3, 5))
     assert any(held.startswith(f"2.{parameter}") for held in units.frozen_entirely)
@@ -462,6 +460,17 @@ def test_untraceable_parameters_are_frozen_entirely_or_named_in_an_error(name, m
         Units(trunk_around(part), images(3, 5), on_unknown="error")
     left = Units(trunk_around(part), images(3, 5), on_unknown="error", leave="2.*")
     assert set(units.frozen_entirely) <= set(left.frozen_entirely)
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_parameters_that_have_gates_or_are_kept_per_task(name, monkeypatch):
+    monkeypatch.setattr("torch.backends.mha._is_fastpath_enabled", False)  # it is never used within a mode
+    part, parameter = FOLLOWED[name]
+    units = check_units(trunk_around(part), images(3, 5), on_unknown="error")
+    assert units.frozen_entirely == units.held_whole() == {}
+    own = {layer for layer in units.layers if layer.startswith(f"2.{parameter}")}
+    assert own or any(held.startswith(f"2.{parameter}") for held in units.per_task)
+    assert len(Units(trunk_around(part), images(3, 5), leave="2.*").frozen_entirely) == len(list(part.parameters()))
 
 
 def test_parts_left_out_by_pattern():
@@ -478,7 +487,7 @@ def test_parts_left_out_by_pattern():
 
 
 def test_an_untraceable_module_that_is_not_trained_is_no_error():
-    trunk = trunk_around(UNTRACEABLE["attention"][0])
+    trunk = trunk_around(UNTRACEABLE["a recurrent layer"][0])
     trunk[2].requires_grad_(False)
     assert Units(trunk, images(3, 5), on_unknown="error").count == 12
 
@@ -691,7 +700,7 @@ def norms_without_gates(monkeypatch):
 
 
 def every_function_maps_zero_to_zero(monkeypatch):
-    monkeypatch.setattr(DependencyTracker, "_pointwise_ids", lambda tracker, f, args, kwargs, x, out: tracker.set_ids(x[0]))
+    monkeypatch.setattr("hatrack.tracing.rules.pointwise_ids", lambda op: op.ids(op.floats[0]))
     return between_layers(as_module(lambda x: x + 1))
 
 

@@ -1,4 +1,4 @@
-"""Episodic memories: examples of earlier tasks in tables of a fixed size, preprocessed as the network sees them (float32).
+"""Episodic memories: examples of earlier tasks in tables of a fixed size, as the network sees them (float32, or int64).
 
 The tables are buffers, so that checkpoints contain them. Adding and sampling obey the rule of the step (`method.py`): every
 example of a batch is written to some row. Those that are not kept are written to row 0, which is never sampled.
@@ -42,7 +42,8 @@ class Memory(nn.Module, ABC):
     def __init__(self, example: Tensor, **columns: Sequence[int]) -> None:
         super().__init__()
         self.columns = tuple(columns)
-        self.register_buffer("x", torch.zeros(1, *example.shape[1:], device=example.device))
+        kind = torch.int64 if example.dtype == torch.int64 else None  # token ids, or images
+        self.register_buffer("x", torch.zeros(1, *example.shape[1:], dtype=kind, device=example.device))
         self.register_buffer("y", torch.zeros(1, dtype=torch.int64, device=example.device))
         self.register_buffer("task", torch.zeros_like(self.y))
         self.register_buffer("used", torch.zeros_like(self.y, dtype=torch.bool))
