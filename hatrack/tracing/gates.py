@@ -4,6 +4,9 @@ A call of the trunk is identified by the parameter that it is given and a count,
 module may be called several times. A call without a parameter of its own, such as a sigmoid, is identified by the call that
 made its input or, if there were operations in between, by the last call with a parameter. So a block that is left out at
 random in training changes no other key.
+
+A loop may be longer or shorter than it was on the example. A call that the example did not make takes the gate of the last
+call of the same parameter, and `lengths.py` checks that everything that was found out on the example holds for it.
 """
 
 from collections.abc import Mapping
@@ -15,6 +18,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from hatrack.tracing.norm_calls import NORMS, arguments
+from hatrack.tracing.recurrent import CELL_ARGUMENTS, CELLS, FUSED, FusedGate, fused_arguments
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
@@ -25,10 +29,11 @@ LAYERS: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys(PRODUCTS, ("input", "weight")),
     F.linear: ("input", "weight", "bias"),
 }
+RECURRENT = {*FUSED, *CELLS}
 REGATED = (  # pointwise functions with f(0) != 0: after them the gates are applied again
     torch.sigmoid, Tensor.sigmoid, F.hardsigmoid, F.softplus, F.logsigmoid, torch.exp, Tensor.exp, torch.cos, Tensor.cos,
 )  # fmt: skip
-TRACED = {*LAYERS, *NORMS, *REGATED}
+TRACED = {*LAYERS, *NORMS, *REGATED, *RECURRENT}
 Key = tuple[str, int]  # the name of a parameter, or of a function and its place, and which of its calls
 ORIGIN = "_hatrack_origin"  # the attribute of a traced call's result that holds the key of the last call with a parameter
 
@@ -55,9 +60,13 @@ class Gate(NamedTuple):
         values = values.view([-1 if d == self.dim else 1 for d in range(x.dim())])
         return torch.where(values, x, 0) if values.dtype == torch.bool else x * values.to(x.dtype)
 
-    def same(self, other: "Gate | None") -> bool:
+    def to(self, device: torch.device) -> "Gate":
+        """Return the gate on a device."""
+        return self._replace(units=self.units.to(device))
+
+    def same(self, other: Any) -> bool:
         """Return whether another gate uses the same units along the same dimension."""
-        return other is not None and self.dim == other.dim and torch.equal(self.units, other.units)
+        return isinstance(other, Gate) and self.dim == other.dim and torch.equal(self.units, other.units)
 
 
 class CountedCalls(TorchFunctionMode):
@@ -82,8 +91,7 @@ class CountedCalls(TorchFunctionMode):
             self.last = self._counted(name)
             return self.last, self.last
         origin: Key | None = getattr(given.get("input", args[0] if args else None), ORIGIN, self.last)
-        place = "" if origin is None else f" after {origin[0]} (call {origin[1]})"
-        return self._counted(f"{func.__name__}(){place}"), origin
+        return self._counted(function_name(func, origin)), origin
 
     def _counted(self, name: str) -> Key:
         self.counts[name] = self.counts.get(name, 0) + 1
@@ -98,39 +106,96 @@ class ApplyGates(CountedCalls):
         places: the gate of every traced call; None if the call has none.
         gates: (units,), the value of every gate.
         training: the trunk is in training mode, in which it may compute statistics that the example did not need.
+
+    Attributes:
+        others: the calls that the example did not make.
     """
 
-    def __init__(
-        self, names: dict[int, str], places: Mapping[Key, Gate | None], gates: Tensor, *, training: bool = False
-    ) -> None:
+    def __init__(self, names: dict[int, str], places: "Places", gates: Tensor, *, training: bool = False) -> None:
         super().__init__(names)
         self.places, self.gates, self.training = places, gates, training
+        self.others: list[Key] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
         if func not in TRACED:
-            return out
+            return func(*args, **(kwargs or {}))
         key, origin = self.key(func, args, kwargs or {})
-        if key not in self.places:
+        found = self.places.key(key, func, origin)
+        if found is None:
             if self.training and key != origin and not torch.is_grad_enabled():
-                return out  # statistics without a gradient, as a product of activations
-            raise ValueError(
-                f"the trunk calls {key[0]} (call {key[1]}), but it did not when it was traced on the example; "
-                "all inputs must take the same path"
-            )
-        gate = self.places[key]
-        return marked(out if gate is None else gate(out, self.gates), origin)
+                return func(*args, **(kwargs or {}))  # statistics without a gradient, as a product of activations
+            raise not_on_example(key)
+        if found != key:
+            self.others.append(key)
+        gate = self.places.gates[found]
+        if isinstance(gate, FusedGate):
+            return marked(gate.run(func, args, self.gates), origin)
+        out = func(*args, **(kwargs or {}))
+        if gate is None:
+            return marked(out, origin)
+        return marked(
+            tuple(gate(t, self.gates) for t in out) if func in CELLS and isinstance(out, tuple) else gate(out, self.gates),
+            origin,
+        )
+
+
+class Places:
+    """The gate of every call that was traced on the example, and which of them another call takes.
+
+    Args:
+        gates: the gate of every traced call; None if the call has none.
+
+    Attributes:
+        calls: how often every parameter was used on the example.
+    """
+
+    def __init__(self, gates: Mapping[Key, Gate | FusedGate | None]) -> None:
+        self.gates, self.calls = dict(gates), dict[str, int]()
+        for name, number in gates:
+            self.calls[name] = max(number, self.calls.get(name, 0))
+
+    def key(self, key: Key, func: Any, origin: Key | None) -> Key | None:
+        """Return the traced call whose gate a call takes: itself, or the last one of the same parameter; None if none."""
+        if key in self.gates:
+            return key
+        if origin is None or origin[0] not in self.calls:
+            return None
+        last = (origin[0], self.calls[origin[0]])
+        other = last if key == origin else (function_name(func, last), key[1])
+        return other if other in self.gates else None
+
+    def to(self, device: torch.device) -> "Places":
+        """Return the gates on a device."""
+        return Places({key: gate and gate.to(device) for key, gate in self.gates.items()})
+
+
+def function_name(func: Any, origin: Key | None) -> str:
+    """Return the name of a call without a parameter of its own."""
+    return f"{func.__name__}()" + ("" if origin is None else f" after {origin[0]} (call {origin[1]})")
+
+
+def not_on_example(key: Key) -> ValueError:
+    """Return the error for a call that the example did not make."""
+    return ValueError(
+        f"the trunk calls {key[0]} (call {key[1]}), but it did not when it was traced on the example; "
+        "all inputs must take the same path"
+    )
 
 
 def marked(result: Any, origin: Key | None) -> Any:
     """Return a call's result, with a mark of where it came from for the next call."""
-    if isinstance(result, Tensor) and origin is not None:
-        setattr(result, ORIGIN, origin)
+    for t in result if isinstance(result, tuple) else (result,):
+        if isinstance(t, Tensor) and origin is not None:
+            setattr(t, ORIGIN, origin)
     return result
 
 
 def named_arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """Return the arguments of a traced call by name; the others by position are left out."""
+    if func in FUSED:
+        return fused_arguments(args)
+    if func in CELLS:
+        return dict(zip(CELL_ARGUMENTS, args, strict=False))
     return arguments(func, args, kwargs) if func in NORMS else dict(zip(LAYERS.get(func, ()), args, strict=False)) | kwargs
 
 

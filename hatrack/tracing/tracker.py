@@ -34,6 +34,7 @@ COPIES = {  # operations that move elements and may put zeros between them
 }  # fmt: skip
 PARAMETER_COPIES = {"cat", "clone", "flip", "index", "index_select", "repeat", "roll", "stack", "_unsafe_view"}
 REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "var", "std", "var_mean", "linalg_vector_norm", "norm", "cumsum"}
+ZEROS = ("new_zeros", "zeros_like", "zero")
 CHANNELWISE = {  # operations that mix no channels and map zeros to zeros, with the number of dimensions that they mix
     "avg_pool1d": 1, "avg_pool2d": 2, "avg_pool3d": 3, "max_pool1d": 1, "max_pool1d_with_indices": 1,
     "max_pool2d_with_indices": 2, "max_pool3d_with_indices": 3, "_adaptive_avg_pool2d": 2, "_adaptive_avg_pool3d": 3,
@@ -52,6 +53,7 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         parameters: the parameters of the trunk, by name.
         x: the input of the trunk.
         buffers: the buffers of the trunk.
+        dependencies: the sets of an earlier trace, if there was one.
 
     Attributes:
         dependencies: the sets that occur, with their ids.
@@ -67,9 +69,15 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Keep torch from importing its compiler (seconds) for the first operation under this mode."""
         return False
 
-    def __init__(self, parameters: dict[str, nn.Parameter], x: Tensor, buffers: Iterable[Tensor] = ()) -> None:
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        x: Tensor,
+        buffers: Iterable[Tensor] = (),
+        dependencies: DependencySets | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.dependencies = DependencySets()
+        self.dependencies = dependencies or DependencySets()
         self.paused = False
         self.untraceable: dict[str, str] = {}
         self.first: dict[str, int] = {}
@@ -186,7 +194,7 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         for t in () if name.startswith("new_") or name.endswith("_like") else parameters:  # these use no values
             self.mark_untraceable(t, name)
-        if not new or (inputs and not any(self.is_tracked(t) for t in inputs)):
+        if not new or (inputs and name not in ZEROS and not any(self.is_tracked(t) for t in inputs)):
             return  # there is no result, or it is always active like all arguments
         for t in new:
             self._gated.pop(id(t), None)
@@ -230,7 +238,7 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not floats:  # a new tensor: its zeros are the same for every input, unless they are random or uninitialised
             random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in name
             return None if random else torch.where(outputs[0] == 0, ALWAYS_ZERO, ALWAYS_ACTIVE)
-        if name in ("new_zeros", "zeros_like", "zero"):
+        if name in ZEROS:
             return torch.full((), ALWAYS_ZERO)
         if "out" in given:
             return None

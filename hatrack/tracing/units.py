@@ -1,7 +1,7 @@
 """The units of any network, and the weights between them: found by running it once on an example, so nobody lists layers.
 
-Units are the outputs of linear and convolutional layers, numbered 0, 1, 2, ...; a norm that acts on a sum of several units
-has units of its own. Every unit has a gate behind its layer, or behind the batch norms if only these read the layer.
+Units are the outputs of linear, convolutional and recurrent layers, numbered 0, 1, 2, ...; a norm that acts on a sum of
+several units has units of its own. Every unit has a gate behind its layer, or behind the batch norms if only these read it.
 
 Example: `nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))` has the units 0, 1, 2 (first layer) and 3, 4 (second).
 The weight from unit 1 to unit 3 matters to a task only if the gates of both are open: if gate 1 is closed, the weight is
@@ -9,7 +9,7 @@ multiplied by relu(0) = 0; if gate 3 is closed, its result is multiplied by 0. S
 training all other weights leaves the outputs of the task the same, bit for bit. `dependencies.py` explains how we know which
 units feed an input of a layer when there are shortcuts, pooling or concatenations in between.
 
-If we cannot analyse how a parameter is used (attention, recurrent cells, computed weights), it is frozen entirely after the
+If we cannot analyse how a parameter is used (attention, computed weights), it is frozen entirely after the
 first task, or refused with an error that names it. Both the rules and the gates are checked on the example at construction.
 """
 
@@ -25,8 +25,10 @@ from torch.overrides import TorchFunctionMode
 
 from hatrack.seeds import generator, seeded
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE
-from hatrack.tracing.gates import LAYERS, ApplyGates, tensor_names
-from hatrack.tracing.trace import Trace, Use
+from hatrack.tracing.gates import LAYERS, RECURRENT, ApplyGates, Gate, Key, Places, not_on_example, tensor_names
+from hatrack.tracing.lengths import Example, trace_trunk
+from hatrack.tracing.recurrent import FusedGate
+from hatrack.tracing.trace import Use
 from hatrack.tracing.tracker import DependencyTracker
 from hatrack.tracing.wrappers import check_modules
 
@@ -46,7 +48,7 @@ class Units:
     Attributes:
         count: the number of units.
         layers: the units of every layer, by name.
-        gates: where gates are applied, by call (see `gates.py`).
+        places: where gates are applied, by call (see `gates.py`).
         features: (features...), the set id of every feature.
         traced: the names of the parameters for which weight masks hold; those of norms are not among them.
         frozen_entirely: the names of the parameters that are frozen entirely, with the reason.
@@ -61,13 +63,13 @@ class Units:
         twin = copy.deepcopy(trunk).cpu().eval()
         x = example[:2].cpu() if len(example) > 1 else torch.cat([example, example]).cpu()
         _check_no_recomputation(copy.deepcopy(twin), x)
-        tracker = DependencyTracker(dict(twin.named_parameters()), x, twin.buffers())
-        trace = Trace(tensor_names(twin), tracker)
-        with torch.no_grad(), tracker, trace:
-            features = twin(x)
-        self.count, self.layers, self.gates = trace.count, trace.layers, trace.final_gates(features)
+        trace, features = trace_trunk(twin, x)
+        tracker, table = trace.tracker, trace.table
+        self.count, self.layers, self.places = table.count, table.layers, Places(trace.final_gates(features))
         if not self.count:
-            raise ValueError(f"the trunk has no linear or convolutional layer whose units could be gated{_why(tracker)}")
+            raise ValueError(
+                f"the trunk has no linear, convolutional or recurrent layer whose units could be gated{_why(tracker)}"
+            )
         self.features = tracker.dependencies.reduce(tracker.set_ids(features), [0])[0]
         self.reads = tracker.reads
         self._uses = trace.uses
@@ -76,11 +78,21 @@ class Units:
         self._members = _padded(tracker.dependencies.sets)
         self.traced = set(self._layout) - trace.norms
         self.frozen_entirely = self._find_frozen_entirely(twin, tracker.untraceable, on_unknown, leave)
+        self._example = Example(
+            table, self._uses, self._unused, self.places, self.features, {*self.frozen_entirely, *trace.norms}
+        )
+        self._repeated = {name: n for name, n in trace.counts.items() if n > 1 and name in set(trace.names.values())}
+        self._other_calls: set[frozenset[tuple[str, int]]] = set()  # the numbers of calls for which the masks hold, too
         self._check(twin, x)
 
     def to(self, device: torch.device) -> None:
         """Move the tensors that `run` needs to a device."""
-        self.gates = {key: gate and gate._replace(units=gate.units.to(device)) for key, gate in self.gates.items()}
+        self.places = self.places.to(device)
+
+    @property
+    def gates(self) -> dict[Key, Gate | FusedGate | None]:
+        """The gate of every call that was traced on the example."""
+        return self.places.gates
 
     def on_copy(self, trunk: nn.Module) -> "Units":
         """Return the same units for a copy of the trunk."""
@@ -104,8 +116,22 @@ class Units:
 
     def _run(self, trunk: nn.Module, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         names = tensor_names(trunk) | {id(tensor): name for name, tensor in tensors.items()}
-        with ApplyGates(names, self.gates, gates, training=trunk.training):
-            return functional_call(trunk, dict(tensors), (x,)) if tensors else trunk(x)  # type: ignore[no-any-return]
+        with ApplyGates(names, self.places, gates, training=trunk.training) as calls:
+            features: Tensor = functional_call(trunk, dict(tensors), (x,)) if tensors else trunk(x)
+        fewer = not trunk.training and any(calls.counts.get(name, n) != n for name, n in self._repeated.items())
+        if calls.others or fewer:
+            self._check_calls(trunk, x, calls)
+        return features
+
+    def _check_calls(self, trunk: nn.Module, x: Tensor, calls: ApplyGates) -> None:
+        """Raise if the masks may not hold for other numbers of calls than on the example, as with longer sequences."""
+        counts = frozenset(calls.counts.items())
+        if counts not in self._other_calls:
+            sets = [None if k == ALWAYS_ACTIVE else frozenset(self.members(k) or ()) for k in range(len(self._members))]
+            if not self._example.holds_for(trunk, x, sets, calls.counts):
+                name = next(name for name, n in self._repeated.items() if calls.counts.get(name, n) != n)
+                raise not_on_example(calls.others[0] if calls.others else (name, calls.counts[name]))
+            self._other_calls.add(counts)
 
     def _run_alike(self, trunk: nn.Module, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         """Run with the same random numbers every time, for trunks that draw them also in evaluation mode."""
@@ -164,7 +190,7 @@ class Units:
         stopped = {name for name, p in self.trunk.named_parameters() if not p.requires_grad}
         result = torch.zeros(self.count, dtype=torch.bool)
         for name, units in self.layers.items():
-            result[units] = f"{name}.weight" in stopped
+            result[units] = stopped.issuperset(self._example.table.weights.get(name, (f"{name}.weight",)))
         return result
 
     def _find_frozen_entirely(
@@ -264,7 +290,9 @@ class _NoLayers(TorchFunctionMode):
     """While this mode is active, calling a layer is an error."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in LAYERS and torch.is_grad_enabled():  # without: the backward pass of an operation of the user's own
+        if (
+            func in LAYERS or func in RECURRENT
+        ) and torch.is_grad_enabled():  # without: the backward pass of an operation of the user's own
             raise ValueError(
                 "the trunk computes layers again in the backward pass (gradient checkpointing), which cannot be traced"
             )
