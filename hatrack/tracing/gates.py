@@ -131,12 +131,9 @@ class ApplyGates(CountedCalls):
         if isinstance(gate, FusedGate):
             return marked(gate.run(func, args, self.gates), origin)
         out = func(*args, **(kwargs or {}))
-        if gate is None:
-            return marked(out, origin)
-        return marked(
-            tuple(gate(t, self.gates) for t in out) if func in CELLS and isinstance(out, tuple) else gate(out, self.gates),
-            origin,
-        )
+        if gate is not None:  # of an LSTM's cell, the state and the memory have the same gates
+            out = tuple(gate(t, self.gates) for t in out) if isinstance(out, tuple) else gate(out, self.gates)
+        return marked(out, origin)
 
 
 class Places:

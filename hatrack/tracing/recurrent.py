@@ -109,9 +109,12 @@ class FusedGate(NamedTuple):
         call, select = FusedCall.of(args), gates.dtype == torch.bool
         h, c = (torch.stack([gates[layer[k]] for layer in self.layers])[:, None] for k in (1, 0))  # (layers, 1, channels)
         weights = [w for k, own in enumerate(call.layers) for w in self._gated(k, own, gates)]
+        if not torch.is_grad_enabled():
+            for w, given in zip(weights, args[call.at + 1], strict=True):  # torch chooses the kernels of products by it
+                w.requires_grad_(given.requires_grad)
         state = [_gate(t, g) if select else t for t, g in zip(call.state, (h, c), strict=False)]
-        given = state[0] if isinstance(args[call.at], Tensor) else tuple(state)
-        out, *after = func(*args[: call.at], given, weights, *args[call.at + 2 :])
+        initial = state[0] if isinstance(args[call.at], Tensor) else tuple(state)
+        out, *after = func(*args[: call.at], initial, weights, *args[call.at + 2 :])
         if call.layers[0].hr and not select:  # the weights of the projection have gated what leaves
             return out, after[0], _gate(after[1], c)
         last = torch.cat([gates[layer.leaving] for layer in self.layers[-self.directions :]])

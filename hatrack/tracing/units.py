@@ -129,8 +129,8 @@ class Units:
         if counts not in self._other_calls:
             sets = [None if k == ALWAYS_ACTIVE else frozenset(self.members(k) or ()) for k in range(len(self._members))]
             if not self._example.holds_for(trunk, x, sets, calls.counts):
-                name = next(name for name, n in self._repeated.items() if calls.counts.get(name, n) != n)
-                raise not_on_example(calls.others[0] if calls.others else (name, calls.counts[name]))
+                other = [(name, calls.counts[name]) for name, n in self._repeated.items() if calls.counts.get(name, n) != n]
+                raise not_on_example([*calls.others, *other][0])
             self._other_calls.add(counts)
 
     def _run_alike(self, trunk: nn.Module, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
