@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hatrack.seeds import seeded
+from hatrack.tracing.units import Units
 
 FUSED = ("rnn tanh", "rnn relu", "gru", "lstm", "projected lstm")
 CELLS = ("rnn tanh cell", "rnn relu cell", "gru cell", "lstm cell")
@@ -163,8 +164,8 @@ def recurrent_plan(seed: int) -> RecurrentPlan:
         kind=kind,
         layers=draw.choice((1, 2, 3) if kind in FUSED else (1, 1, 2)),
         bidirectional=draw.random() < (0.4 if kind in FUSED else 0.2),
-        hidden=draw.choice((12, 18, 24)),
-        steps=draw.choice((8, 10, 14) if kind in FUSED else (8, 10)),
+        hidden=draw.choice((16, 20, 24)),
+        steps=draw.choice((8, 10, 14) if kind in FUSED else (6, 8)),
         bias=draw.random() < 0.8,
         batch_first=draw.random() < 0.5,
         dropout=draw.choice((0.0, 0.1)),
@@ -174,3 +175,21 @@ def recurrent_plan(seed: int) -> RecurrentPlan:
         optimizer=draw.choice(("sgd", "momentum", "adam", "adamw")),
         seed=seed,
     )
+
+
+def rows_of_closed_units(units: Units, gates: Tensor) -> dict[str, Tensor]:
+    """Return which weights write a closed unit, by name: a mask of whole rows and of elements of biases."""
+    found = {
+        name: torch.zeros(p.shape, dtype=torch.bool) for name, p in units.trunk.named_parameters() if name in units.traced
+    }
+    for own in units.layers.values():
+        closed = torch.arange(own.start, own.stop)[~gates[own]]
+        if len(closed) in (0, own.stop - own.start):
+            continue  # of a layer that is closed whole, what reads it would be free as well
+        values = torch.ones(units.count)
+        values[closed] = 0
+        for name, mask in units.weight_masks(values).items():
+            if name in found:
+                free = mask == 0
+                found[name] |= free.all(1, keepdim=True).expand_as(free) if free.dim() == 2 else free
+    return found
