@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hatrack import METHODS, Method, Network, Regime, Task, Trainer, evaluate
 from tests.helpers.learning import logits
-from tests.helpers.recurrent import CELLS, FUSED, RecurrentPlan, recurrent_plan, rows_of_closed_units
+from tests.helpers.recurrent import RecurrentPlan, recurrent_plan, rows_of_closed_units
 from tests.helpers.tiers import cases
 from tests.helpers.toys import toy_tasks
 
@@ -29,15 +29,14 @@ def made(name: str, plan: RecurrentPlan) -> Method:
     net = Network(plan.build(), [3, 3, 3], torch.randn(2, 1, plan.steps, 4, generator=torch.Generator().manual_seed(0)))
     if name != "hat":
         return METHODS[name](net)
-    # By hand, every block of an LSTM has units of its own: a channel works if all of them are open.
-    start = "uniform" if "lstm" in plan.kind and plan.kind not in (*FUSED, *CELLS) else "normal"
-    return METHODS[name](net, c=0.5, smax=50.0, embedding=start)
+    # A channel of a cell works if all units that make it are open, so all of them start open.
+    return METHODS[name](net, c=1.5, smax=50.0, embedding="uniform")
 
 
 def fit(plan: RecurrentPlan) -> Trainer:
     chosen = FITS[plan.optimizer]
-    rate = chosen["lr"] * (0.3 if "relu" in plan.kind else 1)
-    return Trainer(Regime(epochs=12, batch=8, schedule="constant", optimizer=plan.optimizer, **(chosen | {"lr": rate})))
+    rate = chosen["lr"] * (0.5 if "relu" in plan.kind else 1)
+    return Trainer(Regime(epochs=18, batch=8, schedule="constant", optimizer=plan.optimizer, **(chosen | {"lr": rate})))
 
 
 def longer(method: Method, plan: RecurrentPlan, task: int) -> Tensor:
