@@ -189,9 +189,9 @@ def marked(result: Any, origin: Key | None) -> Any:
 
 def named_arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """Return the arguments of a traced call by name; the others by position are left out."""
-    if func in FUSED:
+    if func in FUSED and not kwargs:
         return fused_arguments(args)
-    if func in CELLS:
+    if func in CELLS and not kwargs:
         return dict(zip(CELL_ARGUMENTS, args, strict=False))
     return arguments(func, args, kwargs) if func in NORMS else dict(zip(LAYERS.get(func, ()), args, strict=False)) | kwargs
 

@@ -147,12 +147,12 @@ def fused_arguments(args: tuple[Any, ...]) -> dict[str, Any]:
     return {"input": args[0], "weight": FusedCall.of(args).layers[0].ih}
 
 
-def trace_fused(trace: "Trace", key: tuple[str, int], func: Any, args: Any, kwargs: Any) -> Any:
+def trace_fused(trace: "Trace", key: tuple[str, int], func: Any, args: Any) -> Any:
     """Run a whole recurrent layer and give its channels units: new ones at its first call."""
     tracker, call = trace.tracker, FusedCall.of(args)
     if any(tracker.positions(w) is None for w in args[call.at + 1]) or tracker.positions(args[0]) is not None:
-        return func(*args, **kwargs)  # weights that are computed before
-    out, *after = trace.run_untracked(func, args, kwargs)
+        return func(*args)  # weights that are computed before
+    out, *after = trace.run_untracked(func, args, {})
     inputs = trace.channel_ids(args[0], args[0].dim() - 1)
     layers: list[LayerUnits] = []
     for k, own in enumerate(call.layers):
@@ -208,18 +208,18 @@ def _record_weights(trace: "Trace", own: Weights, units: LayerUnits, inputs: Ten
         trace.record_use(positions, _numbers(units.leaving)[:, None], _ids(trace, units.hidden)[None])
 
 
-def trace_cell(trace: "Trace", key: tuple[str, int], func: Any, args: Any, kwargs: Any) -> Any:
+def trace_cell(trace: "Trace", key: tuple[str, int], func: Any, args: Any) -> Any:
     """Run one step of a recurrent cell and give its channels units: new ones at its first call."""
     given = dict(zip(CELL_ARGUMENTS, args, strict=False))
     state = (given["hx"],) if isinstance(given["hx"], Tensor) else tuple(given["hx"])
     biases = tuple(b for k in ("b_ih", "b_hh") if (b := given.get(k)) is not None)
     own, tracker = Weights(given["weight"], given["w_hh"], biases, ()), trace.tracker
     if any(tracker.positions(w) is None for w in (own.ih, own.hh, *biases)) or tracker.positions(args[0]) is not None:
-        return func(*args, **kwargs)
+        return func(*args)
     for t in state:
         if tracker.positions(t) is not None:  # a learned initial state
             tracker.mark_untraceable(t, func.__name__)
-    out = trace.run_untracked(func, args, kwargs)
+    out = trace.run_untracked(func, args, {})
     weights = [trace.names[id(w)] for w in (own.ih, own.hh) if id(w) in trace.names]
     shown = key[0].removesuffix("weight_ih").removesuffix(".") or key[0]
     first = trace.table.of_layer((key[0], "cell"), shown, own.hidden, weights)

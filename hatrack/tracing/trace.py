@@ -17,7 +17,18 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE
-from hatrack.tracing.gates import CONVOLUTIONS, LAYERS, PRODUCTS, TRACED, TRANSPOSED, CountedCalls, Gate, Key, marked
+from hatrack.tracing.gates import (
+    CONVOLUTIONS,
+    LAYERS,
+    PRODUCTS,
+    RECURRENT,
+    TRACED,
+    TRANSPOSED,
+    CountedCalls,
+    Gate,
+    Key,
+    marked,
+)
 from hatrack.tracing.norm_calls import NORMS, arguments
 from hatrack.tracing.recurrent import CELLS, FUSED, FusedGate, trace_cell, trace_fused
 from hatrack.tracing.tracker import DependencyTracker, wrapped
@@ -111,10 +122,12 @@ class Trace(CountedCalls):
 
     def _trace(self, key: Key, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a traced call and note its units."""
+        if func in RECURRENT and kwargs:
+            return func(*args, **kwargs)  # not as torch's own modules call it
         if func in FUSED:
-            return trace_fused(self, key, func, args, kwargs)
+            return trace_fused(self, key, func, args)
         if func in CELLS:
-            return trace_cell(self, key, func, args, kwargs)
+            return trace_cell(self, key, func, args)
         trace = self._trace_layer if func in LAYERS else self._trace_norm if func in NORMS else self._trace_regated
         return trace(key, func, args, kwargs)
 

@@ -305,6 +305,15 @@ def test_a_layer_by_function_in_a_loop_has_one_set_of_units():
         units.run(sequences(9), torch.ones(10))
 
 
+def test_a_cell_that_is_called_by_keywords_is_held_whole():
+    def forward(own, x):
+        h = torch.gru_cell(x[:, 0], x.new_zeros(len(x), 5), w_ih=own.cell.weight_ih, w_hh=own.cell.weight_hh)
+        return own.last(h)
+
+    trunk = Lambda(forward, cell=nn.GRUCell(4, 5, bias=False), last=nn.Linear(5, 3))
+    assert set(check_units(trunk, sequences()).held_whole()) == {"cell.weight_ih", "cell.weight_hh"}
+
+
 def test_units_of_layers_that_the_user_froze():
     trunk = around(nn.LSTM(6, 5, num_layers=2, proj_size=3))
     for name in ("weight_ih_l0", "weight_hh_l0", "weight_hr_l1", "weight_ih_l1"):
