@@ -29,12 +29,15 @@ ALWAYS_ACTIVE = 1  # the id of an element that no known set of closed gates make
 class DependencySets:
     """The dependency sets that occur in one trace, each with an id, and the operations on tensors of such ids.
 
+    Args:
+        sets: sets of an earlier trace, in the order of their ids.
+
     Attributes:
         sets: the set of every id; None for ALWAYS_ACTIVE.
     """
 
-    def __init__(self) -> None:
-        self.sets: list[frozenset[int] | None] = [frozenset(), None]
+    def __init__(self, sets: Sequence[frozenset[int] | None] = (frozenset(), None)) -> None:
+        self.sets: list[frozenset[int] | None] = list(sets)
         self._ids: dict[frozenset[int] | None, int] = {units: k for k, units in enumerate(self.sets)}
 
     def id_of(self, units: frozenset[int] | None) -> int:

@@ -5,6 +5,9 @@ module may be called several times. A call without a parameter of its own, such 
 made its input or, if there were operations in between, by the last call with a parameter. So a block that is left out at
 random in training changes no other key. A part of a parameter is identified by its place in it. A parameter that is gated
 itself, such as a class token, has the key (its name, 0).
+
+A loop may be longer or shorter than it was on the example. A call that the example did not make takes the gate of the last
+call of the same parameter, and `lengths.py` checks that everything that was found out on the example holds for it.
 """
 
 from collections.abc import Mapping
@@ -18,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hatrack.tracing.norm_calls import NORMS, arguments
 from hatrack.tracing.opened import OPENED
+from hatrack.tracing.recurrent import CELL_ARGUMENTS, CELLS, FUSED, FusedGate, fused_arguments
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
@@ -32,10 +36,11 @@ LAYERS: dict[Any, tuple[str, ...]] = {
     F.embedding: ("input", "weight", "padding_idx", "max_norm"),
     F.embedding_bag: ("input", "weight", "offsets", "max_norm"),
 }
+RECURRENT = {*FUSED, *CELLS}
 REGATED = (  # pointwise functions with f(0) != 0: after them the gates are applied again
     torch.sigmoid, Tensor.sigmoid, F.hardsigmoid, F.softplus, F.logsigmoid, torch.exp, Tensor.exp, torch.cos, Tensor.cos,
 )  # fmt: skip
-TRACED = {*LAYERS, *NORMS, *REGATED}
+TRACED = {*LAYERS, *NORMS, *REGATED, *RECURRENT}
 Key = tuple[str, int]  # the name of a parameter, or of a function and its place, and which of its calls
 ORIGIN = "_hatrack_origin"  # the attribute of a traced call's result that holds the key of the last call with a parameter
 
@@ -62,9 +67,13 @@ class Gate(NamedTuple):
         values = values.view([-1 if d == self.dim else 1 for d in range(x.dim())])
         return torch.where(values, x, 0) if values.dtype == torch.bool else x * values.to(x.dtype)
 
-    def same(self, other: "Gate | None") -> bool:
+    def to(self, device: torch.device) -> "Gate":
+        """Return the gate on a device."""
+        return self._replace(units=self.units.to(device))
+
+    def same(self, other: Any) -> bool:
         """Return whether another gate uses the same units along the same dimension."""
-        return other is not None and self.dim == other.dim and torch.equal(self.units, other.units)
+        return isinstance(other, Gate) and self.dim == other.dim and torch.equal(self.units, other.units)
 
 
 class CountedCalls(TorchFunctionMode):
@@ -97,8 +106,7 @@ class CountedCalls(TorchFunctionMode):
             return self.last, self.last
         origin: Key | None = getattr(given.get("input", args[0] if args else None), ORIGIN, self.last)
         part = self._part_of_parameter(given.get("weight"))
-        place = part or ("" if origin is None else f" after {origin[0]} (call {origin[1]})")
-        return self._counted(f"{func.__name__}(){place}"), origin
+        return self._counted(f"{func.__name__}(){part}" if part else function_name(func, origin)), origin
 
     def _part_of_parameter(self, weight: Any) -> str:
         """Return which part of which parameter a weight is a view of, such as the queries' part of packed projections."""
@@ -118,14 +126,16 @@ class ApplyGates(CountedCalls):
         places: the gate of every traced call; None if the call has none.
         gates: (units,), the value of every gate.
         training: the trunk is in training mode, in which it may compute statistics that the example did not need.
+
+    Attributes:
+        others: the calls that the example did not make.
     """
 
-    def __init__(
-        self, names: dict[int, str], places: Mapping[Key, Gate | None], gates: Tensor, *, training: bool = False
-    ) -> None:
+    def __init__(self, names: dict[int, str], places: "Places", gates: Tensor, *, training: bool = False) -> None:
         super().__init__(names)
         self.places, self.gates, self.training = places, gates, training
-        self._own = {number: gate for number, name in names.items() if (gate := places.get((name, 0))) is not None}
+        self.others: list[Key] = []
+        self._own = {number: gate for number, name in names.items() if isinstance(gate := places.gates.get((name, 0)), Gate)}
 
     def substituted(self, given: Any) -> Any:
         """Return the arguments of a call, with parameters that are gated themselves replaced by their gated values."""
@@ -139,30 +149,82 @@ class ApplyGates(CountedCalls):
             with self:
                 return OPENED[func](*args, **(kwargs or {}))
         args, kwargs = self.substituted((args, kwargs or {}))
-        out = func(*args, **kwargs)
         if func not in TRACED:
-            return out
+            return func(*args, **kwargs)
         key, origin = self.key(func, args, kwargs)
-        if key not in self.places:
+        found = self.places.key(key, func, origin)
+        if found is None:
             if self.training and key != origin and not torch.is_grad_enabled():
-                return out  # statistics without a gradient, as a product of activations
-            raise ValueError(
-                f"the trunk calls {key[0]} (call {key[1]}), but it did not when it was traced on the example; "
-                "all inputs must take the same path"
-            )
-        gate = self.places[key]
-        return marked(out if gate is None else gate(out, self.gates), origin)
+                return func(*args, **kwargs)  # statistics without a gradient, as a product of activations
+            raise not_on_example(key)
+        if found != key:
+            self.others.append(key)
+        gate = self.places.gates[found]
+        if isinstance(gate, FusedGate):
+            return marked(gate.run(func, args, self.gates), origin)
+        out = func(*args, **kwargs)
+        if gate is not None:  # of an LSTM's cell, the state and the memory have the same gates
+            out = tuple(gate(t, self.gates) for t in out) if isinstance(out, tuple) else gate(out, self.gates)
+        return marked(out, origin)
+
+
+class Places:
+    """The gate of every call that was traced on the example, and which of them another call takes.
+
+    Args:
+        gates: the gate of every traced call; None if the call has none.
+
+    Attributes:
+        calls: how often every parameter was used on the example.
+    """
+
+    def __init__(self, gates: Mapping[Key, Gate | FusedGate | None]) -> None:
+        self.gates, self.calls = dict(gates), dict[str, int]()
+        for name, number in gates:
+            self.calls[name] = max(number, self.calls.get(name, 0))
+
+    def key(self, key: Key, func: Any, origin: Key | None) -> Key | None:
+        """Return the traced call whose gate a call takes: itself, or the last one of the same parameter; None if none."""
+        if key in self.gates:
+            return key
+        if origin is None or origin[0] not in self.calls:
+            return None
+        last = (origin[0], self.calls[origin[0]])
+        other = last if key == origin else (function_name(func, last), key[1])
+        return other if other in self.gates else None
+
+    def to(self, device: torch.device) -> "Places":
+        """Return the gates on a device."""
+        return Places({key: gate and gate.to(device) for key, gate in self.gates.items()})
+
+
+def function_name(func: Any, origin: Key | None) -> str:
+    """Return the name of a call without a parameter of its own."""
+    return f"{func.__name__}()" + ("" if origin is None else f" after {origin[0]} (call {origin[1]})")
+
+
+def not_on_example(key: Key) -> ValueError:
+    """Return the error for a call that the example did not make."""
+    return ValueError(
+        f"the trunk calls {key[0]} (call {key[1]}), but it did not when it was traced on the example; "
+        "all inputs must take the same path"
+    )
 
 
 def marked(result: Any, origin: Key | None) -> Any:
     """Return a call's result, with a mark of where it came from for the next call."""
-    if isinstance(result, Tensor) and origin is not None:
-        setattr(result, ORIGIN, origin)
+    for t in result if isinstance(result, tuple) else (result,):
+        if isinstance(t, Tensor) and origin is not None:
+            setattr(t, ORIGIN, origin)
     return result
 
 
 def named_arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """Return the arguments of a traced call by name; the others by position are left out."""
+    if func in FUSED and not kwargs:
+        return fused_arguments(args)
+    if func in CELLS and not kwargs:
+        return dict(zip(CELL_ARGUMENTS, args, strict=False))
     return arguments(func, args, kwargs) if func in NORMS else dict(zip(LAYERS.get(func, ()), args, strict=False)) | kwargs
 
 

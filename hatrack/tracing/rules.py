@@ -24,6 +24,7 @@ COPIES = {  # operations that move elements and may put zeros between them
     "replication_pad2d", "replication_pad3d", "roll", "rot90", "select_scatter", "slice_scatter", "stack", "tril", "triu",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "view_copy", "_unsafe_view",
 }  # fmt: skip
+ZEROS = ("new_zeros", "zeros_like", "zero")
 REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "var", "std", "var_mean", "linalg_vector_norm", "norm", "cumsum"}
 CHANNELWISE = {  # operations that mix no channels and map zeros to zeros, with the number of dimensions that they mix
     "avg_pool1d": 1, "avg_pool2d": 2, "avg_pool3d": 3, "max_pool1d": 1, "max_pool1d_with_indices": 1,
@@ -91,7 +92,7 @@ def result_ids(op: Operation) -> Tensor | None:
     if not op.floats:  # a new tensor: its zeros are the same for every input, unless they are random or uninitialised
         random = torch.Tag.nondeterministic_seeded in op.func.tags or "empty" in op.name
         return None if random else torch.where(op.outputs[0] == 0, ALWAYS_ZERO, ALWAYS_ACTIVE)
-    if op.name not in ("new_zeros", "zeros_like", "zero") and "out" in op.given:
+    if op.name not in ZEROS and "out" in op.given:
         return None
     rule = attention_ids if op.name.startswith(ATTENTION) else RULES.get(op.name)
     if rule is not None:
@@ -205,7 +206,7 @@ def attention_ids(op: Operation) -> Tensor:
 
 
 RULES: dict[str, Callable[[Operation], Tensor | None]] = {
-    **dict.fromkeys(("new_zeros", "zeros_like", "zero"), zero_ids),
+    **dict.fromkeys(ZEROS, zero_ids),
     **dict.fromkeys(COPIES, copied_ids),
     **dict.fromkeys(REDUCTIONS, reduction_ids),
     **dict.fromkeys(CHANNELWISE, channelwise_ids),

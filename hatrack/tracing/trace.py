@@ -1,10 +1,11 @@
 """Trace one forward pass of a trunk, call by call: where its units are, and which weights connect them.
 
-`Trace` watches the calls once, on an example: every linear and convolutional layer gets new units, one per output channel,
-with a gate behind the layer. `gates.ApplyGates` later applies the gates at the same calls.
+`Trace` watches the calls once, on an example: every linear and convolutional layer gets units, one per output channel,
+with a gate behind the layer. A layer that is called again, as in a loop over time, has the same units at every call.
+`gates.ApplyGates` later applies the gates at the same calls; `recurrent.py` has the recurrent layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from hatrack.tracing.gates import (
     LAYERS,
     LOOKUPS,
     PRODUCTS,
+    RECURRENT,
     TRACED,
     TRANSPOSED,
     CountedCalls,
@@ -29,7 +31,9 @@ from hatrack.tracing.gates import (
 )
 from hatrack.tracing.norm_calls import NORMS, arguments
 from hatrack.tracing.opened import OPENED
+from hatrack.tracing.recurrent import CELLS, FUSED, FusedGate, trace_cell, trace_fused
 from hatrack.tracing.tracker import DependencyTracker, inside_autograd_function, wrapped
+from hatrack.tracing.unit_table import UnitTable
 
 READS = {  # functions that read values into Python
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__,
@@ -62,41 +66,43 @@ class Trace(CountedCalls):
     Args:
         names: the name of every parameter and buffer of the trunk, by `id`.
         tracker: an active tracker, which gets the dependency sets of the layers' results from here.
+        table: the units of an earlier trace of the same trunk, if there was one.
 
     Attributes:
-        count: the number of units found so far.
-        layers: the units of every layer, by name.
+        table: the units of every layer.
         uses: which weights connect which units.
         norms: the names of the parameters of normalisation layers.
         places: the gate of every traced call, before `final_gates`.
+        made_by: the function of every traced call, and the call with a parameter that it belongs to.
         readers: by `id` of a layer's result: the result, its gate, its key, and for every call that reads the result
             whether this call is a channelwise norm that applies the same gate again.
     """
 
-    def __init__(self, names: dict[int, str], tracker: DependencyTracker) -> None:
+    def __init__(self, names: dict[int, str], tracker: DependencyTracker, table: UnitTable | None = None) -> None:
         super().__init__(names)
-        self.tracker, self.count = tracker, 0
-        self.layers: dict[str, slice] = {}
+        self.tracker, self.table = tracker, table or UnitTable()
         self.uses: list[Use] = []
+        self._known_uses: set[Hashable] = set()
         self.norms: set[str] = set()
-        self.places: dict[Key, Gate | None] = {}
+        self.places: dict[Key, Gate | FusedGate | None] = {}
+        self.made_by: dict[Key, tuple[Any, Key | None]] = {}
         self.shown: dict[Key, str] = {}  # the names of calls for people
         self.functions: dict[str, int] = {}  # how often a function was called without a parameter of its own
         self.readers: dict[int, tuple[Tensor, Gate, Key, list[bool]]] = {}
 
     def gate_parameter(self, name: str, parameter: Tensor, dim: int) -> None:
         """Give a parameter that is no layer's weight units of its own, one per channel, before the trunk runs."""
-        key, positions = (name, 0), self.tracker.positions(parameter)
+        key, positions, count = (name, 0), self.tracker.positions(parameter), parameter.shape[dim]
         assert positions is not None
-        self.shown[key] = name
-        first = self._new_units(key, parameter.shape[dim])
-        units = torch.arange(first, self.count)
+        first = self.table.of_layer(key, name, count, [name])
+        units = torch.arange(first, first + count)
         along = [-1 if d == dim else 1 for d in range(parameter.dim())]
-        self._record_use(positions, units.view(along), torch.full((1,) * parameter.dim(), ALWAYS_ACTIVE))
+        self.record_use(positions, units.view(along), torch.full((1,) * parameter.dim(), ALWAYS_ACTIVE))
         self.substitutes[id(parameter)] = parameter.detach().clone()
-        self._add_gate(key, self.substitutes[id(parameter)], units, dim)
+        self.made_by[key] = (None, None)
+        self.add_gate(key, self.substitutes[id(parameter)], units, dim)
 
-    def final_gates(self, features: Tensor) -> dict[Key, Gate | None]:
+    def final_gates(self, features: Tensor) -> dict[Key, Gate | FusedGate | None]:
         """Return the gate of every call, without those of layers that only channelwise norms read.
 
         Such a layer is gated after its norms alone: the norm divides by the deviation, so a gate in front of it would get
@@ -119,18 +125,27 @@ class Trace(CountedCalls):
         else:
             key, origin = self.key(func, args, kwargs)
             self.places[key] = None
-            self.shown[key] = self._shown(key, origin, func, args, kwargs)
-            trace = self._trace_layer if func in LAYERS else self._trace_norm if func in NORMS else self._trace_regated
-            hidden = (
-                self._is_wrapped(args, kwargs) or inside_autograd_function()
-            )  # there no gate could be applied, or get a gradient
-            out = marked(func(*args, **kwargs) if hidden else trace(key, func, args, kwargs), origin)
+            self.made_by[key], self.shown[key] = (func, origin), self._shown(key, origin, func, args, kwargs)
+            # Within these no gate could be applied, or get a gradient.
+            hidden = self._is_wrapped(args, kwargs) or inside_autograd_function()
+            out = marked(func(*args, **kwargs) if hidden else self._trace(key, func, args, kwargs), origin)
             gate = self.places[key]
         if any(isinstance(t, Tensor) for t in tree_leaves(out)):
             for t in tree_leaves((args, kwargs)):
                 if id(t) in self.readers:
                     self.readers[id(t)][3].append(func in CHANNELWISE_NORMS and self.readers[id(t)][1].same(gate))
         return out
+
+    def _trace(self, key: Key, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a traced call and note its units."""
+        if func in RECURRENT and kwargs:
+            return func(*args, **kwargs)  # not as torch's own modules call it
+        if func in FUSED:
+            return trace_fused(self, key, func, args)
+        if func in CELLS:
+            return trace_cell(self, key, func, args)
+        trace = self._trace_layer if func in LAYERS else self._trace_norm if func in NORMS else self._trace_regated
+        return trace(key, func, args, kwargs)
 
     def _is_wrapped(self, args: Any, kwargs: Any) -> bool:
         """Return whether an argument is a tensor of `torch.vmap` and the like."""
@@ -156,7 +171,7 @@ class Trace(CountedCalls):
         return name.removesuffix(".weight") + (f" (call {number})" if number > 1 else "")
 
     def _trace_layer(self, key: Key, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a linear or convolutional layer and give its outputs new units."""
+        """Run a linear or convolutional layer and give its outputs units: new ones at its first call."""
         given = dict(zip(LAYERS[func], args, strict=False)) | kwargs
         if not {"input", "weight"} <= given.keys() or "out" in kwargs:
             return func(*args, **kwargs)
@@ -168,25 +183,33 @@ class Trace(CountedCalls):
             return func(*args, **kwargs)
         if self.tracker.positions(x) is not None:  # a learned query
             self.tracker.mark_untraceable(x, func.__name__)
-        out = self._run_untracked(func, args, kwargs)
+        out = self.run_untracked(func, args, kwargs)
         dim = 1 if convolution else out.dim() - 1
-        channels = torch.full((1,), ALWAYS_ACTIVE) if lookup else self._channel_ids(x, 1 if convolution else x.dim() - 1)
-        first = self._new_units(key, out.shape[dim])
+        channels = torch.full((1,), ALWAYS_ACTIVE) if lookup else self.channel_ids(x, 1 if convolution else x.dim() - 1)
+        kind = "x @ W" if func in PRODUCTS else "transposed" if func in TRANSPOSED else "lookup" if lookup else ""
+        layer = (self.names.get(id(weight)) or elements(positions), kind, out.shape[dim])  # W may be square
+        first = self.table.of_layer(layer, self.shown[key], out.shape[dim], self._parameter_of(weight))
         writes, reads = _weight_ends(func, weight.shape, given.get("groups", 1), channels)
-        self._record_use(positions, writes + first, reads)
-        units = torch.arange(first, self.count)
+        self.record_use(positions, writes + first, reads)
+        units = torch.arange(first, first + out.shape[dim])
         if bias is not None and (found := self.tracker.positions(bias)) is not None:
             if bias.shape == units.shape:
-                self._record_use(found, units, torch.full((1,), ALWAYS_ACTIVE))
+                self.record_use(found, units, torch.full((1,), ALWAYS_ACTIVE))
             else:
                 self.tracker.mark_untraceable(bias, func.__name__)
-        self.readers[id(out)] = (out, self._add_gate(key, out, units, dim), key, [])
+        self.readers[id(out)] = (out, self.add_gate(key, out, units, dim), key, [])
         return out
+
+    def _parameter_of(self, weight: Tensor) -> list[str]:
+        """Return the name of the parameter that a weight is, or is a view of."""
+        found = [self.names[id(t)] for t in (weight, weight._base) if id(t) in self.names]
+        return found[:1]
 
     def _trace_norm(self, key: Key, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a normalisation and gate its result, because the norm's bias makes a closed channel non-zero.
 
-        A channel that depends on one unit gets the gate of this unit; one that depends on several gets a new unit.
+        A channel that depends on one unit gets the gate of this unit; one that depends on several gets a new unit. So does
+        every channel of a state that is all zero, as before the first step of a loop.
         """
         given = arguments(func, args, kwargs)
         own = {k: t for k in ("weight", "bias") if id(t := given.get(k)) in self.names}
@@ -195,16 +218,16 @@ class Trace(CountedCalls):
             if isinstance(t, Tensor) and name not in own and self.tracker.positions(t) is not None:
                 self.tracker.mark_untraceable(t, func.__name__)
         x = given["input"]
-        out = self._run_untracked(func, args, kwargs)
+        out = self.run_untracked(func, args, kwargs)
         dim = self._normalised_dim(x, given["normalized_shape"]) if func in (F.layer_norm, F.rms_norm) else 1
         if dim is None:
             return out
         sets = self._channel_sets(x, dim)
-        several = [c for c, s in enumerate(sets) if s is not None and len(s) > 1]
-        first = self._new_units(key, len(several)) if several else 0
+        zero = all(s is not None and not s for s in sets)
+        several = [c for c, s in enumerate(sets) if s is not None and (zero or len(s) > 1)]
         units = torch.tensor([min(s) if s else -1 for s in sets])
-        units[several] = torch.arange(first, first + len(several))
-        self._add_gate(key, out, units, dim)
+        units[several] = torch.tensor(self.table.of_channels(key[0], self.shown[key], several), dtype=torch.int64)
+        self.add_gate(key, out, units, dim)
         return out
 
     def _trace_regated(self, key: Key, func: Any, args: Any, kwargs: Any) -> Any:
@@ -215,10 +238,10 @@ class Trace(CountedCalls):
         if dim is None or "out" in kwargs or out.shape != x.shape:
             return out  # its result is already always active
         sets = self._channel_sets(x, dim)
-        self._add_gate(key, out, torch.tensor([min(s) if s is not None and len(s) == 1 else -1 for s in sets]), dim)
+        self.add_gate(key, out, torch.tensor([min(s) if s is not None and len(s) == 1 else -1 for s in sets]), dim)
         return out
 
-    def _run_untracked(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run_untracked(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a call whose result gets its dependency sets from this trace."""
         self.tracker.paused = True
         try:
@@ -226,20 +249,18 @@ class Trace(CountedCalls):
         finally:
             self.tracker.paused = False
 
-    def _new_units(self, key: Key, count: int) -> int:
-        """Add units for a call and return the number of the first one."""
-        self.layers[self.shown[key]] = slice(self.count, self.count + count)
-        self.count += count
-        return self.count - count
-
-    def _record_use(self, positions: Tensor, writes: Tensor, reads: Tensor) -> None:
-        start, flat = int(positions.min()), positions.reshape(-1)
-        consecutive = torch.equal(flat, torch.arange(start, start + len(flat)))
+    def record_use(self, positions: Tensor, writes: Tensor, reads: Tensor) -> None:
+        """Record that weights write some units and read some sets, unless an earlier call is known to do the same."""
         kernel = [1] * (positions.dim() - writes.dim())
-        shaped = (t.reshape(*t.shape, *kernel) for t in (writes, reads))
-        self.uses.append(Use(None if consecutive else positions.clone(), start, positions.shape, *shaped))
+        writes, reads = (t.reshape(*t.shape, *kernel) for t in (writes, reads))
+        which = elements(positions)
+        signature = (which, elements(writes), elements(reads))
+        if signature not in self._known_uses:
+            self._known_uses.add(signature)
+            start, scattered = int(positions.min()), isinstance(which[0], bytes)
+            self.uses.append(Use(positions.clone() if scattered else None, start, positions.shape, writes, reads))
 
-    def _add_gate(self, key: Key, out: Tensor, units: Tensor, dim: int) -> Gate:
+    def add_gate(self, key: Key, out: Tensor, units: Tensor, dim: int) -> Gate:
         """Put gates on a result and set its dependency sets accordingly; unit -1 stands for no gate."""
         dependencies = self.tracker.dependencies
         ids = torch.tensor([ALWAYS_ACTIVE if u < 0 else dependencies.id_of(frozenset([u])) for u in units.tolist()])
@@ -250,7 +271,7 @@ class Trace(CountedCalls):
             self.places[key] = gate
         return gate
 
-    def _channel_ids(self, x: Tensor, dim: int) -> Tensor:
+    def channel_ids(self, x: Tensor, dim: int) -> Tensor:
         """Return one set id per channel: the union over all other dimensions."""
         ids = self.tracker.set_ids(x)
         if not x.numel():  # no image of the example comes here, but others may
@@ -258,7 +279,7 @@ class Trace(CountedCalls):
         return self.tracker.dependencies.reduce(ids, [d for d in range(x.dim()) if d != dim]).flatten()
 
     def _channel_sets(self, x: Tensor, dim: int) -> list[frozenset[int] | None]:
-        return [self.tracker.dependencies.sets[k] for k in self._channel_ids(x, dim).tolist()]
+        return [self.tracker.dependencies.sets[k] for k in self.channel_ids(x, dim).tolist()]
 
     def _normalised_dim(self, x: Tensor, shape: Sequence[int]) -> int | None:
         """Return the dimension of a norm's gates: where sets differ, or of several such dimensions the last, if normalised.
@@ -280,6 +301,14 @@ class Trace(CountedCalls):
             if torch.equal(first.expand_as(ids), ids):
                 return dim
         return None
+
+
+def elements(numbers: Tensor) -> tuple[int | bytes, torch.Size]:
+    """Return what identifies a tensor of integers: its first number, if they are consecutive, or all; and its shape."""
+    flat = numbers.reshape(-1)
+    start = int(flat[0]) if len(flat) else 0
+    consecutive = torch.equal(flat, torch.arange(start, start + len(flat)))
+    return start if consecutive else flat.numpy().tobytes(), numbers.shape
 
 
 def _weight_ends(func: Any, shape: torch.Size, groups: int, channels: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE, DependencySets
-from hatrack.tracing.rules import Operation, result_ids
+from hatrack.tracing.rules import ZEROS, Operation, result_ids
 
 APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 READ = "a read into Python"
@@ -42,6 +42,7 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         parameters: the parameters of the trunk, by name.
         x: the input of the trunk.
         buffers: the buffers of the trunk.
+        dependencies: the sets of an earlier trace, if there was one.
 
     Attributes:
         dependencies: the sets that occur, with their ids.
@@ -59,9 +60,15 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Keep torch from importing its compiler (seconds) for the first operation under this mode."""
         return False
 
-    def __init__(self, parameters: dict[str, nn.Parameter], x: Tensor, buffers: Iterable[Tensor] = ()) -> None:
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        x: Tensor,
+        buffers: Iterable[Tensor] = (),
+        dependencies: DependencySets | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.dependencies = DependencySets()
+        self.dependencies = dependencies or DependencySets()
         self.paused = False
         self.untraceable: dict[str, str] = {}
         self.operations: dict[str, set[str]] = {}
@@ -184,7 +191,7 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for t in () if name.startswith("new_") or name.endswith("_like") else parameters:  # these use no values
             self.mark_untraceable(t, name)
             self._note_channels(t, others)
-        if not new or (inputs and not any(self.is_tracked(t) for t in inputs)):
+        if not new or (inputs and name not in ZEROS and not any(self.is_tracked(t) for t in inputs)):
             return  # there is no result, or it is always active like all arguments
         for t in new:
             self._gated.pop(id(t), None)

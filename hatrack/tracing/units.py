@@ -1,7 +1,7 @@
 """The units of any network, and the weights between them: found by running it once on an example, so nobody lists layers.
 
-Units are the outputs of linear and convolutional layers, numbered 0, 1, 2, ...; a norm that acts on a sum of several units
-has units of its own. Every unit has a gate behind its layer, or behind the batch norms if only these read the layer.
+Units are the outputs of linear, convolutional and recurrent layers, numbered 0, 1, 2, ...; a norm that acts on a sum of
+several units has units of its own. Every unit has a gate behind its layer, or behind the batch norms if only these read it.
 
 Example: `nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))` has the units 0, 1, 2 (first layer) and 3, 4 (second).
 The weight from unit 1 to unit 3 matters to a task only if the gates of both are open: if gate 1 is closed, the weight is
@@ -10,9 +10,9 @@ training all other weights leaves the outputs of the task the same, bit for bit.
 units feed an input of a layer when there are shortcuts, pooling or concatenations in between.
 
 Positions, class tokens and the like have units of their own, and small parameters such as scales are left to the tasks, each
-of which has its own (see `parameters.py`). If we cannot analyse how another parameter is used (recurrent cells, computed
-weights), it is frozen entirely after the first task, or refused with an error that names it. Both the rules and the gates
-are checked on the example at construction.
+of which has its own (see `parameters.py`). If we cannot analyse how another parameter is used (computed weights), it is
+frozen entirely after the first task, or refused with an error that names it. Both the rules and the gates are checked on the
+example at construction.
 """
 
 import copy
@@ -27,10 +27,12 @@ from torch.overrides import TorchFunctionMode
 from hatrack.seeds import generator, seeded
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE
 from hatrack.tracing.exchange import functional_call
-from hatrack.tracing.gates import LAYERS, ApplyGates, tensor_names
+from hatrack.tracing.gates import LAYERS, RECURRENT, ApplyGates, Gate, Key, Places, not_on_example, tensor_names
+from hatrack.tracing.lengths import Example, trace_example
 from hatrack.tracing.opened import OPENED
-from hatrack.tracing.parameters import gated_parameters, per_task_parameters
-from hatrack.tracing.trace import Trace, Use
+from hatrack.tracing.parameters import per_task_parameters
+from hatrack.tracing.recurrent import FusedGate
+from hatrack.tracing.trace import Use
 from hatrack.tracing.tracker import DependencyTracker
 from hatrack.tracing.wrappers import check_modules
 
@@ -50,7 +52,7 @@ class Units:
     Attributes:
         count: the number of units.
         layers: the units of every layer, by name.
-        gates: where gates are applied, by call (see `gates.py`).
+        places: where gates are applied, by call (see `gates.py`).
         features: (features...), the set id of every feature.
         traced: the names of the parameters for which weight masks hold; those of norms are not among them.
         frozen_entirely: the names of the parameters that are frozen entirely, with the reason.
@@ -66,10 +68,13 @@ class Units:
         twin = copy.deepcopy(trunk).cpu().eval()
         x = example[:2].cpu() if len(example) > 1 else torch.cat([example, example]).cpu()
         _check_no_recomputation(copy.deepcopy(twin), x)
-        tracker, trace, features = _traced(twin, x)
-        self.count, self.layers, self.gates = trace.count, trace.layers, trace.final_gates(features)
+        trace, features, gated = trace_example(twin, x)
+        tracker, table = trace.tracker, trace.table
+        self.count, self.layers, self.places = table.count, table.layers, Places(trace.final_gates(features))
         if not self.count:
-            raise ValueError(f"the trunk has no linear or convolutional layer whose units could be gated{_why(tracker)}")
+            raise ValueError(
+                f"the trunk has no linear, convolutional or recurrent layer whose units could be gated{_why(tracker)}"
+            )
         self.features = tracker.dependencies.reduce(tracker.set_ids(features), [0])[0]
         self.reads = tracker.reads
         self._uses = trace.uses
@@ -81,11 +86,20 @@ class Units:
         self.frozen_entirely = self._find_frozen_entirely(twin, unknown, on_unknown, leave)
         self.per_task = small - set(self.frozen_entirely)
         self.traced = set(self._layout) - trace.norms - self.per_task
+        held = {*self.frozen_entirely, *self.per_task, *trace.norms}
+        self._example = Example(table, self._uses, self._unused, self.places, self.features, held, gated)
+        self._repeated = {name: n for name, n in trace.counts.items() if n > 1 and name in set(trace.names.values())}
+        self._other_calls: set[frozenset[tuple[str, int]]] = set()  # the numbers of calls for which the masks hold, too
         self._check(twin, x)
 
     def to(self, device: torch.device) -> None:
         """Move the tensors that `run` needs to a device."""
-        self.gates = {key: gate and gate._replace(units=gate.units.to(device)) for key, gate in self.gates.items()}
+        self.places = self.places.to(device)
+
+    @property
+    def gates(self) -> dict[Key, Gate | FusedGate | None]:
+        """The gate of every call that was traced on the example."""
+        return self.places.gates
 
     def on_copy(self, trunk: nn.Module) -> "Units":
         """Return the same units for a copy of the trunk."""
@@ -109,8 +123,22 @@ class Units:
 
     def _run(self, trunk: nn.Module, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         names = tensor_names(trunk) | {id(tensor): name for name, tensor in tensors.items()}
-        with ApplyGates(names, self.gates, gates, training=trunk.training):
-            return functional_call(trunk, dict(tensors), (x,)) if tensors else trunk(x)  # type: ignore[no-any-return]
+        with ApplyGates(names, self.places, gates, training=trunk.training) as calls:
+            features: Tensor = functional_call(trunk, dict(tensors), (x,)) if tensors else trunk(x)
+        fewer = not trunk.training and any(calls.counts.get(name, n) != n for name, n in self._repeated.items())
+        if calls.others or fewer:
+            self._check_calls(trunk, x, calls)
+        return features
+
+    def _check_calls(self, trunk: nn.Module, x: Tensor, calls: ApplyGates) -> None:
+        """Raise if the masks may not hold for other numbers of calls than on the example, as with longer sequences."""
+        counts = frozenset(calls.counts.items())
+        if counts not in self._other_calls:
+            sets = [None if k == ALWAYS_ACTIVE else frozenset(self.members(k) or ()) for k in range(len(self._members))]
+            if not self._example.holds_for(trunk, x, sets, calls.counts):
+                other = [(name, calls.counts[name]) for name, n in self._repeated.items() if calls.counts.get(name, n) != n]
+                raise not_on_example([*calls.others, *other][0])
+            self._other_calls.add(counts)
 
     def _run_alike(self, trunk: nn.Module, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         """Run with the same random numbers every time, for trunks that draw them also in evaluation mode."""
@@ -169,7 +197,7 @@ class Units:
         stopped = {name for name, p in self.trunk.named_parameters() if not p.requires_grad}
         result = torch.zeros(self.count, dtype=torch.bool)
         for name, units in self.layers.items():
-            result[units] = f"{name}.weight" in stopped or name in stopped
+            result[units] = stopped.issuperset(self._example.table.weights.get(name, (f"{name}.weight",)))
         return result
 
     def _find_frozen_entirely(
@@ -230,27 +258,6 @@ def last_layer(model: nn.Module, example: Tensor) -> str:
     )
 
 
-def _traced(twin: nn.Module, x: Tensor) -> tuple[DependencyTracker, Trace, Tensor]:
-    """Run the trunk once, and again as long as that shows parameters that can have gates of their own.
-
-    Returns:
-        The tracker and the trace of the last run, and the features.
-    """
-    parameters, gated, failed = dict(twin.named_parameters()), dict[str, int](), set[str]()
-    while True:
-        tracker = DependencyTracker(parameters, x, twin.buffers())
-        trace = Trace(tensor_names(twin), tracker)
-        for name, dim in gated.items():
-            trace.gate_parameter(name, parameters[name], dim)
-        with torch.no_grad(), tracker, trace:
-            features = twin(x)
-        failed |= gated.keys() & tracker.untraceable.keys()
-        found = {n: dim for n, dim in (gated | gated_parameters(tracker, parameters)).items() if n not in failed}
-        if found == gated:
-            return tracker, trace, features
-        gated = found
-
-
 def _why(tracker: DependencyTracker) -> str:
     """Return why no layer has units, if its weights are computed before they are used."""
     if not tracker.untraceable:
@@ -291,7 +298,7 @@ class _NoLayers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if (
-            func in LAYERS or func in OPENED
+            func in LAYERS or func in RECURRENT or func in OPENED
         ) and torch.is_grad_enabled():  # without: the backward pass of an operation of the user's own
             raise ValueError(
                 "the trunk computes layers again in the backward pass (gradient checkpointing), which cannot be traced"

@@ -12,7 +12,6 @@ from tests.helpers.nets import Lambda
 
 with seeded(0, "untraceable operations"):
     UNTRACEABLE = {  # the operation, and the beginning of the name of the parameter that cannot be traced
-        "a recurrent layer": (Lambda(lambda own, x: own.cell(x)[0], cell=nn.LSTM(8, 8, batch_first=True)), "cell"),
         "weight norm": (weight_norm(nn.Linear(8, 8)), "parametrizations.weight"),
         "spectral norm": (spectral_norm(nn.Linear(8, 8)), "parametrizations.weight"),
         "standardised weights": (
@@ -27,7 +26,6 @@ with seeded(0, "untraceable operations"):
             "attend",
         ),
         "a transformer's layer": (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), "self_attn"),
-        "a recurrent cell": (Lambda(lambda own, x: own.cell(x[:, 0])[:, None].expand_as(x), cell=nn.GRUCell(8, 8)), "cell"),
         "an einsum": (Lambda(lambda own, x: torch.einsum("bti,io->bto", x, own.w), w=nn.Parameter(torch.randn(8, 8))), "w"),
         "a product with a bias": (
             Lambda(
