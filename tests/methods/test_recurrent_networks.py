@@ -35,8 +35,16 @@ def made(name: str, plan: RecurrentPlan) -> Method:
 
 def fit(plan: RecurrentPlan) -> Trainer:
     chosen = FITS[plan.optimizer]
-    rate = chosen["lr"] * (0.5 if "relu" in plan.kind else 1)
-    return Trainer(Regime(epochs=18, batch=8, schedule="constant", optimizer=plan.optimizer, **(chosen | {"lr": rate})))
+    slower = 1.0 if "relu" not in plan.kind else 0.25 if "adam" in plan.optimizer else 0.5  # else all units may die
+    return Trainer(
+        Regime(
+            epochs=18 if slower > 0.25 else 25,
+            batch=8,
+            schedule="constant",
+            optimizer=plan.optimizer,
+            **(chosen | {"lr": slower * chosen["lr"]}),
+        )
+    )
 
 
 def longer(method: Method, plan: RecurrentPlan, task: int) -> Tensor:
