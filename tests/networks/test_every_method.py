@@ -21,12 +21,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _expected_to_fail(request, name, network):
-    if (name, network) == ("hat", "gru"):
-        request.applymarker(pytest.mark.xfail(raises=ValueError, strict=True, reason="hat can't follow nn.GRU yet"))
-
-
 def build(name, network, tasks):
     """A method on a small network."""
     with seeded(0, "weights"):

@@ -84,7 +84,7 @@ def on_toys(name):
         return METHODS[name](Network(NETWORKS["gru"]((1, 4, 4), **SMALL), tasks=tasks)), tasks
 
 
-@pytest.mark.parametrize("name", ["pmask", "packnet", "independent"])
+@pytest.mark.parametrize("name", ["hat", "pmask", "packnet", "independent"])
 @pytest.mark.filterwarnings("ignore:task .* finds under:UserWarning")  # a network so small is soon full
 def test_nothing_is_forgotten(name):
     method, tasks = on_toys(name)
