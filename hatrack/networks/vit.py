@@ -90,11 +90,11 @@ class Mean(nn.Module):
 def vit(
     shape: tuple[int, ...],
     *,
-    width: Annotated[int, Option("channels of a patch, a multiple of heads", low=1)] = 192,
+    width: Annotated[int, Option("channels of a patch, a multiple of the attention heads", low=1)] = 192,
     depth: Annotated[int, Option("blocks of attention and a perceptron", low=1)] = 6,
-    heads: Annotated[int, Option("heads of every attention", low=1)] = 4,
+    attention_heads: Annotated[int, Option("heads of every attention", low=1)] = 4,
     patch: Annotated[int, Option("height and width of a patch in pixels", low=1)] = 4,
-    expand: Annotated[int, Option("hidden units of a perceptron, as a multiple of the width", low=1)] = 4,
+    mlp_ratio: Annotated[int, Option("hidden units of a perceptron, as a multiple of the width", low=1)] = 4,
     dropout: Annotated[
         float, Option("share of the activations dropped after every layer with weights", low=0, high=0.99)
     ] = 0.1,
@@ -107,12 +107,14 @@ def vit(
     if len(shape) != 3 or min(shape[1:]) < patch or shape[1] % patch or shape[2] % patch:
         needs = f"whose height and width are multiples of {patch}, the size of a patch"
         raise ValueError(f"vit needs images {needs}, not {shape}; the network mlp takes any inputs")
-    if width % heads:
-        raise ValueError(f"width must be a multiple of heads: {width} channels can't be divided among {heads} heads")
+    if width % attention_heads:
+        raise ValueError(
+            f"width must be a multiple of attention_heads: {width} channels can't be divided among {attention_heads}"
+        )
     blocks = nn.Sequential()
     for number in range(1, depth + 1):
         skip = stochastic_depth * number / depth  # grows from block to block, as in https://arxiv.org/abs/1603.09382
-        attention, perceptron = Attention(width, heads), Perceptron(width, expand * width, dropout)
+        attention, perceptron = Attention(width, attention_heads), Perceptron(width, mlp_ratio * width, dropout)
         blocks.append(nn.Sequential(*(Branch(width, layer, dropout, skip) for layer in (attention, perceptron))))
     trunk = nn.Sequential(Patches(shape, patch, width), nn.Dropout(dropout), blocks, nn.LayerNorm(width), Mean())
     for name, parameter in trunk.named_parameters():

@@ -5,10 +5,13 @@ Until then it would hold the tensors of the call: they would keep memory, and su
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from hatrack.tracing.cudnn import without_cudnn
 
 LISTS = ("_flat_weights", "_flat_weight_refs")  # of a recurrent module; a forward pass makes them anew and rebinds them
 
@@ -25,8 +28,10 @@ def functional_call(module: nn.Module, tensors: Mapping[str, Tensor], args: tupl
         What the module returns.
     """
     lists = [(part, {name: vars(part)[name] for name in LISTS}) for part in module.modules() if isinstance(part, nn.RNNBase)]
+    on_gpu = lists and any(tensor.is_cuda for tensor in tensors.values())
     try:
-        return torch.func.functional_call(module, dict(tensors), args)
+        with without_cudnn() if on_gpu else nullcontext():
+            return torch.func.functional_call(module, dict(tensors), args)
     finally:
         for part, before in lists:
             vars(part).update(before)

@@ -15,11 +15,13 @@ and unpacks is always active.
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hatrack.tracing.cudnn import without_cudnn
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE
 
 if TYPE_CHECKING:
@@ -114,7 +116,8 @@ class FusedGate(NamedTuple):
                 w.requires_grad_(given.requires_grad)
         state = [_gate(t, g) if select else t for t, g in zip(call.state, (h, c), strict=False)]
         initial = state[0] if isinstance(args[call.at], Tensor) else tuple(state)
-        out, *after = func(*args[: call.at], initial, weights, *args[call.at + 2 :])
+        with without_cudnn() if gates.is_cuda else nullcontext():
+            out, *after = func(*args[: call.at], initial, weights, *args[call.at + 2 :])
         if call.layers[0].hr and not select:  # the weights of the projection have gated what leaves
             return out, after[0], _gate(after[1], c)
         last = torch.cat([gates[layer.leaving] for layer in self.layers[-self.directions :]])

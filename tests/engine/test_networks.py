@@ -12,7 +12,7 @@ from hatrack.seeds import seeded
 from tests.helpers.learning import learn
 from tests.helpers.toys import toy_tasks
 
-SMALL = {"vit": {"width": 16, "depth": 1, "heads": 2, "expand": 2}, "gru": {"width": 12}}
+SMALL = {"vit": {"width": 16, "depth": 1, "attention_heads": 2, "mlp_ratio": 2}, "gru": {"width": 12}}
 
 
 @pytest.fixture

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from hatrack import METHODS, Method, Network, Regime, Run, Trainer, evaluate, run
+from hatrack import METHODS, NETWORKS, Method, Network, Regime, Run, Trainer, evaluate, run
 from hatrack.engine.precision import precision_scope
 from hatrack.methods.evaluate import without_task_id
+from hatrack.seeds import seeded
 from hatrack.tasks.device import all_to_device
 from tests.helpers.learning import ISOLATED, OPTIMIZERS, learn, logits, make
 from tests.helpers.pictures import convolutional, pictures
@@ -228,3 +229,23 @@ def test_a_step_on_the_gpu_is_captured_once_for_all_tasks_and_seeds(precision, m
     for one, two in zip(states[:2], states[2:], strict=True):
         for key, value in one.items():
             assert torch.equal(value, two[key]), key
+
+
+@pytest.mark.parametrize("engine", ["eager", "recorded"])
+@pytest.mark.parametrize("network", ["gru", "vit"])
+@pytest.mark.parametrize("name", ["hat", "pmask", "packnet", "independent", "sgd"])
+def test_recurrent_networks_and_transformers(name, network, engine):
+    """cuDNN wants the weights of a recurrent layer in one piece, which computed weights are not."""
+    tasks = all_to_device(toy_tasks(3, shape=(1, 8, 8)), "cuda")
+    small = {"vit": {"width": 16, "depth": 2, "attention_heads": 2, "mlp_ratio": 2}, "gru": {"width": 16}}[network]
+    with seeded(0, "weights"):
+        net = Network(NETWORKS[network](tasks[0].shape, **small), tasks=tasks)
+    method = METHODS[name](net).to("cuda")
+    fit = Trainer(Regime(epochs=4, batch=16, optimizer="adamw", lr=0.01), engine=engine)
+    method.learn(tasks[0], fit)
+    first = logits(method, tasks[0])
+    assert first.isfinite().all()
+    for task in tasks[1:]:
+        method.learn(task, fit)
+    assert torch.equal(logits(method, tasks[0]), first) == (name != "sgd")
+    assert torch.backends.cudnn.enabled

@@ -11,7 +11,7 @@ from tests.helpers.learning import UNTRAINED, learn
 from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
 
-SMALL = {"vit": {"width": 16, "depth": 2, "heads": 2, "expand": 2}, "gru": {"width": 16}}
+SMALL = {"vit": {"width": 16, "depth": 2, "attention_heads": 2, "mlp_ratio": 2}, "gru": {"width": 16}}
 LAYER_BY_LAYER = ("den", "pathnet", "pnn")  # they make new layers like those of a plain sequence of layers
 pytestmark = [
     pytest.mark.filterwarnings("ignore:task .* finds under:UserWarning"),  # networks so small are soon full

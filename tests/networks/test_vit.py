@@ -14,7 +14,7 @@ from tests.helpers.counting import count
 from tests.helpers.learning import METHODS, Regime, Trainer, learn, logits
 from tests.helpers.toys import toy_tasks
 
-SMALL = {"width": 12, "depth": 2, "heads": 3, "expand": 2}
+SMALL = {"width": 12, "depth": 2, "attention_heads": 3, "mlp_ratio": 2}
 
 
 def by_hand(shape, width, depth, patch, expand):
@@ -26,12 +26,17 @@ def by_hand(shape, width, depth, patch, expand):
 
 @pytest.mark.parametrize(
     ("shape", "options"),
-    [((3, 32, 32), {}), ((1, 28, 28), {"depth": 2}), ((3, 32, 48), SMALL), ((2, 6, 6), {**SMALL, "patch": 3, "heads": 1})],
+    [
+        ((3, 32, 32), {}),
+        ((1, 28, 28), {"depth": 2}),
+        ((3, 32, 48), SMALL),
+        ((2, 6, 6), {**SMALL, "patch": 3, "attention_heads": 1}),
+    ],
 )
 def test_parameters_and_shape(shape, options):
-    values = {"width": 192, "depth": 6, "heads": 4, "patch": 4, "expand": 4, **options}
-    heads = values.pop("heads")
-    trunk = NETWORKS["vit"](shape, **values, heads=heads)
+    values = {"width": 192, "depth": 6, "attention_heads": 4, "patch": 4, "mlp_ratio": 4, **options}
+    heads = values.pop("attention_heads")
+    trunk = NETWORKS["vit"](shape, **values, attention_heads=heads)
     assert count(trunk) == by_hand(shape, **values)
     assert trunk(torch.zeros(2, *shape)).shape == (2, values["width"])
     if not options:
@@ -71,7 +76,7 @@ def test_it_computes_what_its_layers_say():
         patches = torch.stack([image[:, top : top + 4, left : left + 4].flatten() for top, left in corners])
         x = patches @ trunk[0].conv.weight.flatten(1).T + trunk[0].conv.bias + trunk[0].positions
         for attention, perceptron in trunk[2]:
-            x = x + attention_by_loops(normed(x, attention.norm), attention.layer, SMALL["heads"])
+            x = x + attention_by_loops(normed(x, attention.norm), attention.layer, SMALL["attention_heads"])
             hidden = normed(x, perceptron.norm) @ perceptron.layer.wide.weight.T + perceptron.layer.wide.bias
             hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
             x = x + hidden @ perceptron.layer.out.weight.T + perceptron.layer.out.bias
@@ -115,7 +120,7 @@ def test_a_branch_is_left_out_for_whole_images():
         ((784,), {}, r"not \(784,\)"),
         ((3, 30, 32), {}, r"multiples of 4, the size of a patch, not \(3, 30, 32\)"),
         ((3, 32, 32), {"patch": 5}, r"multiples of 5"),
-        ((3, 32, 32), {"heads": 5}, "192 channels can't be divided among 5 heads"),
+        ((3, 32, 32), {"attention_heads": 5}, "192 channels can't be divided among 5"),
         ((3, 32, 32), {"depth": 0}, "depth must be at least 1, not 0"),
         ((3, 32, 32), {"stochastic_depth": 1.0}, "stochastic_depth must be at most 0.99, not 1.0"),
     ],
