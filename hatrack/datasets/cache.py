@@ -12,7 +12,6 @@ import errno
 import hashlib
 import json
 import math
-import os
 import re
 import sys
 import zipfile
@@ -29,6 +28,7 @@ from hatrack.datasets.folder import Note as Note
 from hatrack.datasets.folder import folder as folder
 from hatrack.datasets.folder import note as note
 from hatrack.datasets.folder import place as place
+from hatrack.files.atomic import new_file, remove_leftovers
 from hatrack.files.atomic import write as write_file
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -216,20 +216,13 @@ def keep(name: str, arrays: Arrays, source: str) -> Note:
     today = datetime.date.today().isoformat()
     new = Note(digest(arrays), len(arrays["y_train"]), len(arrays["y_test"]), source, today)
     path = place(name)
-    for stray in path.parent.glob(f".{path.name}.*"):  # left by a process that was killed
-        stray.unlink(missing_ok=True)
+    remove_leftovers(path)
+    notes = path.with_suffix(".json")
     with room(name):
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with temporary.open("wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            path.with_suffix(".json").unlink(missing_ok=True)  # data without metadata is valid, with the old ones it is not
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        write_file(path.with_suffix(".json"), json.dumps(new._asdict(), indent=1) + "\n")
+        # the old metadata go first: data without metadata is valid, with those of other data it is not
+        with new_file(path, then=lambda: notes.unlink(missing_ok=True)) as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        write_file(notes, json.dumps(new._asdict(), indent=1) + "\n")
     return new
 
 
