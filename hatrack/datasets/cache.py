@@ -30,6 +30,7 @@ from hatrack.datasets.folder import note as note
 from hatrack.datasets.folder import place as place
 from hatrack.files.atomic import new_file, remove_leftovers
 from hatrack.files.atomic import write as write_file
+from hatrack.files.limits import check_image, check_unpacked
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 BROKEN = (ValueError, KeyError, EOFError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile)
@@ -97,6 +98,8 @@ def _array(file: zipfile.ZipFile, key: str, limit: float, wanted: Any, there: in
             raise ValueError(f"{key} of shape {shape} is larger than the whole set could be")
         if raw.tell() + size * kind.itemsize != info.file_size:
             raise ValueError(f"{key} claims the shape {shape}, but has {info.file_size:,} bytes")
+        check_image(key, shape[1:])
+        check_unpacked(key, info.file_size, min(info.compress_size, there))
         array = empty(key, (size,), kind)
         fill(raw, array.view(np.uint8))
     return array.reshape(shape, order="F" if fortran else "C")

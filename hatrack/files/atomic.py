@@ -13,6 +13,8 @@ from glob import escape
 from pathlib import Path
 from typing import IO
 
+from hatrack.files.limits import TEXT
+
 LEFT_BEHIND = 3600  # seconds after which a temporary file is removed: the process that wrote it was killed
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+(-[0-9a-f]{16})?", re.DOTALL)  # .NAME.PID-RANDOM; in version 0.1 .NAME.PID
 
@@ -20,12 +22,20 @@ TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+(-[0-9a-f]{16})?", re.DOTALL)  # .NA
 # Reading
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a plain file; raise a ValueError for anything else, because reading a pipe may never end."""
+def read_bytes(path: Path, most: int | None = TEXT) -> bytes:
+    """Return the content of a plain file; raise a ValueError for anything else, because reading a pipe may never end.
+
+    Args:
+        path: the file.
+        most: the largest number of bytes that is accepted; None for any.
+    """
     try:
         if path.exists() and not path.is_file():
             raise ValueError(f"{path} can't be read: it is not a file")
-        return path.read_bytes()
+        with path.open("rb") as file:
+            if most is not None and os.fstat(file.fileno()).st_size > most:
+                raise ValueError(f"{path} has more than {most:,} bytes, the most that is accepted")
+            return file.read()
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file") from None
     except OSError as error:

@@ -13,6 +13,7 @@ from safetensors.torch import save as safetensors_of
 from torch import Tensor
 
 from hatrack.files.atomic import read_bytes, write
+from hatrack.files.limits import TEXT
 
 SHOWN = 3  # differences that an error message names
 
@@ -46,10 +47,12 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Returns:
         The tensors by name, on the CPU, and the metadata.
     """
-    data = read_bytes(path)
+    data = read_bytes(path, most=None)  # nothing in it is compressed
     try:
-        tensors = read_safetensors(data)
         size = int.from_bytes(data[:8], "little")
+        if size > TEXT:
+            raise ValueError(f"a header of {size:,} bytes")
+        tensors = read_safetensors(data)
         header = json.loads(data[8 : 8 + size]).get("__metadata__", {})
         text = header["hatrack"]
         metadata = json.loads(text)

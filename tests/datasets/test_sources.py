@@ -15,7 +15,6 @@ import threading
 import time
 import tracemalloc
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -369,10 +368,10 @@ def test_a_full_disk_leaves_no_incomplete_set(folder, monkeypatch, before):
         with cache.locked("mnist"):
             cache.keep("mnist", old, "downloaded")
     folder.mkdir(exist_ok=True)
-    real = Path.open
+    real = io.open
     with monkeypatch.context() as patch:
         patch.setattr(
-            Path, "open", lambda path, mode="r", *a, **k: Full(path, "w") if mode == "wb" else real(path, mode, *a, **k)
+            io, "open", lambda path, mode="r", *a, **k: Full(path, "x") if mode == "xb" else real(path, mode, *a, **k)
         )
         with pytest.raises(OSError, match=r"no space left in .* for mnist") as error:
             cache.keep("mnist", new, "downloaded")

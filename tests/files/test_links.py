@@ -1,4 +1,4 @@
-"""Links and foreign files: a run changes and removes only what it made, in a folder of its own, and keeps its states private."""
+"""Links and foreign files: a run changes and removes only what it made, in its own folder, and keeps its states private."""
 
 import os
 import stat
