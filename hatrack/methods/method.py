@@ -30,7 +30,7 @@ from hatrack.options import parameters
 from hatrack.regime import Regime
 from hatrack.tasks.arrays import as_tensor, channels_first
 from hatrack.tasks.device import to_device
-from hatrack.tasks.split import Batch, TaskId
+from hatrack.tasks.split import Batch, TaskId, task_ids
 from hatrack.tasks.task import Task
 from hatrack.text import SCARCE, is_held
 
@@ -355,11 +355,9 @@ class Method(nn.Module):
 
 
 def task_number(task: Any, images: int) -> TaskId:
-    """Return a task's number as an int; the numbers of many tasks, one per image, as they are."""
+    """Return a task's number as an int; the numbers of many tasks, one per image, as a tensor of int64."""
     if isinstance(task, Tensor) and task.dim():
-        if task.shape != (images,):
-            raise ValueError(f"one task number per image is needed: {images} images, numbers of shape {tuple(task.shape)}")
-        return task
+        return task_ids(task, images)
     try:
         if isinstance(task, bool):
             raise TypeError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hatrack.tasks.arrays import as_tensor, channels_first
-from hatrack.tasks.split import TaskId
+from hatrack.tasks.split import TaskId, task_ids
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import Transform, scaled
 
@@ -88,7 +88,11 @@ class Preprocessing(nn.Module):
 
     def forward(self, images: Tensor, task: TaskId) -> Tensor:
         """Return what the network sees of raw images (uint8, or float in the units of the task's own data)."""
-        row = torch.full((len(images),), task, device=images.device) if isinstance(task, int) else task
+        row = (
+            torch.full((len(images),), task, device=images.device)
+            if isinstance(task, int)
+            else task_ids(task, len(images), len(self.raw))
+        )
         size, own = math.prod(images.shape[1:]), self.raw[row]
         if not (own == size).all():
             wanted = int(own[own != size][0])
