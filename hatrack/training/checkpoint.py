@@ -119,7 +119,7 @@ class Checkpointer:
             tensors = {key: value for key, value in tensors.items() if not key.startswith(spare)}
         self.saves += 1
         older = [self._fit_file((self.saves + 1) % 2)] if ended else []  # no later state will take its place
-        metadata = {**metadata, "saves": self.saves, "ended": ended}
+        metadata = {**metadata, "task": self.task, "fit": self.fit, "saves": self.saves, "ended": ended}
         self._start_write(self._fit_file(self.saves % 2), tensors, metadata, partial(_remove, older))
 
     def after_step(self, loop: "FitLoop") -> None:
@@ -190,7 +190,19 @@ class Checkpointer:
         except ValueError as error:
             self.notes.append(f"{path} is no state of a run: {error}")
             return None
+        if not _belongs(path, metadata):
+            self.notes.append(f"{path} is the state of another task or fit")
+            return None
         return {current_name(name): value for name, value in tensors.items()}, metadata
+
+
+def _belongs(path: Path, metadata: dict[str, Any]) -> bool:
+    """Return whether a state is that of the task and the fit which the name of its file says."""
+    task, *fit = (int(number) for number in path.stem.split("-")[1:])
+    own = metadata.get(
+        "task", metadata.get("fitted", {}).get("task")
+    )  # version 0.1 wrote no numbers into the state of a fit
+    return bool(own == task and (not fit or metadata.get("fit", fit[0]) == fit[0]))
 
 
 def _write(path: Path, copies: dict[str, Tensor], text: str, then: Callable[[], None]) -> None:
