@@ -7,13 +7,16 @@ class HAT(Method):
 import difflib
 import inspect
 import math
-import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from hatrack.text import shorten
+
 T = TypeVar("T")
+LARGEST = 1e30  # of options that state no range; beyond it the numbers of a network, which are float32, overflow at once
+LARGEST_WHOLE = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -120,19 +123,28 @@ def check_value(parameter: Parameter, value: Any) -> None:
     """Raise a ValueError if an option may not have this value."""
     name, option = parameter.name, parameter.option
     if not _fits(value, parameter.type):
-        raise ValueError(f"{name} must be {wanted(parameter.type)}, not {value!r}")
+        raise ValueError(f"{name} must be {wanted(parameter.type)}, not {shown(value)}")
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, int | float) and not isinstance(number, bool):
             if isinstance(number, float) and not math.isfinite(number):
-                raise ValueError(f"{name} must be a finite number, not {number!r}")
+                raise ValueError(f"{name} must be a finite number, not {shown(number)}")
             if option.low is not None and number < option.low:
-                raise ValueError(f"{name} must be at least {option.low:g}, not {number!r}")
+                raise ValueError(f"{name} must be at least {option.low:g}, not {shown(number)}")
             if option.above is not None and number <= option.above:
-                raise ValueError(f"{name} must be greater than {option.above:g}, not {number!r}")
-            if option.high is not None and number > option.high:
-                raise ValueError(f"{name} must be at most {option.high:g}, not {number!r}")
-            if parameter.type is float and abs(number) > sys.float_info.max:  # an integer may be larger
-                raise ValueError(f"{name} must be at most {sys.float_info.max:g}, not {number!r}")
+                raise ValueError(f"{name} must be greater than {option.above:g}, not {shown(number)}")
+            most = LARGEST_WHOLE if isinstance(number, int) and parameter.type is not float else LARGEST
+            if number > (high := most if option.high is None else option.high):
+                raise ValueError(f"{name} must be at most {high:.10g}, not {shown(number)}")
+            if number < -most:
+                raise ValueError(f"{name} must be at least {-most:.10g}, not {shown(number)}")
+
+
+def shown(value: Any) -> str:
+    """Return a value for an error message, in few letters."""
+    try:
+        return shorten(repr(value), 80)
+    except ValueError:  # Python writes no numbers of more than 4,300 digits
+        return "a number of thousands of digits"
 
 
 def complete(entry_name: str, entry: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:

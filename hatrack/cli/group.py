@@ -95,11 +95,12 @@ def main(words: Sequence[str] | None = None) -> int:
         words: the command line without the name of the program; by default that of the process.
 
     Returns:
-        The exit code: 0; 2 for a user's mistake or a run that diverged; 130 for a program that was stopped.
+        The exit code: 0; 1 for a defect of this program; 2 for a user's mistake or a run that diverged; 130 for a program
+        that was stopped.
     """
     warnings.formatwarning = one_line
     words = sys.argv[1:] if words is None else words
     try:
         return int(program.main(list(words), prog_name=PROGRAM, standalone_mode=False) or 0)
     except (Exception, KeyboardInterrupt) as error:
-        return report(error)
+        return report(error, words)

@@ -2,7 +2,7 @@
 
 from typing import Any, get_args, get_origin
 
-from hatrack.options import Parameter, check_value, wanted
+from hatrack.options import Parameter, check_value, shown, wanted
 
 DEVICES = ("auto", "cpu", "cuda")
 MANY = 10_000  # seeds of one range
@@ -23,7 +23,7 @@ def convert(parameter: Parameter, text: Any) -> Any:
         said = (
             str(error)
             if parameter.name in str(error)
-            else f"{parameter.name} must be {wanted(parameter.type)}, not {text!r}"
+            else f"{parameter.name} must be {wanted(parameter.type)}, not {shown(text)}"
         )
         raise ValueError("--" + said.replace(parameter.name, parameter.name.replace("_", "-"), 1)) from None
     return value

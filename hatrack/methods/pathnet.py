@@ -74,7 +74,7 @@ class PathNet(Method):
         *,
         modules: Annotated[int, Option("modules to choose from in each layer", low=1, high=1000)] = 16,
         active: Annotated[int, Option("modules of each layer that a path goes through, at most", low=1, high=1000)] = 3,
-        expand: Annotated[float, Option("width of a module, as a share of the network's layer", above=0)] = 0.258,
+        expand: Annotated[float, Option("width of a module, as a share of the network's layer", above=0, high=1000)] = 0.258,
         generations: Annotated[int, Option("rounds of the tournament, which share the epochs", low=1)] = 20,
         mutations: Annotated[float, Option("modules of a path that a mutation draws anew, on average", low=0)] = 1.0,
     ) -> None:
