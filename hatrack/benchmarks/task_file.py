@@ -61,7 +61,7 @@ def fingerprint(tasks: str) -> str:
             for file in image_files(data) if data.is_dir() else [data]:
                 size = file.stat().st_size if file.is_file() else 0
                 name = file.relative_to(data).as_posix()
-                total.update(f"{entry['data']} {name} {size}\n".encode())
+                total.update(f"{entry['data']} {name} {size}\n".encode(errors="surrogateescape"))
                 if size:
                     with file.open("rb") as content:
                         while block := content.read(BLOCK):

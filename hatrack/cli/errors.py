@@ -11,13 +11,14 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from platform import platform, python_version
 
 import click
 
 from hatrack._version import __version__
 from hatrack.methods.divergence import Diverged
-from hatrack.text import printable, shorten
+from hatrack.text import printable, say, shorten
 
 DEFECT, MISTAKE, STOPPED = 1, 2, 130  # exit codes
 EXPECTED = (ValueError, IndexError, OSError, MemoryError, Diverged)  # of a user's words, files and computer
@@ -94,5 +95,6 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _print(text: str, code: int = MISTAKE) -> int:
-    print(f"hatrack: {text}", file=sys.stderr)
+    with suppress(OSError):  # the terminal may be gone
+        say(f"hatrack: {text}", sys.stderr)
     return code

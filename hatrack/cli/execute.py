@@ -19,6 +19,7 @@ from hatrack.methods import METHODS
 from hatrack.regime import Regime
 from hatrack.reporting.report import report
 from hatrack.reporting.tables import settings, terminal
+from hatrack.text import say
 from hatrack.training.checkpoint import Stopped
 
 
@@ -71,7 +72,7 @@ def resume(folder: Path, methods: Sequence[str], **how: Any) -> None:
     if not runs:
         if others:
             raise ValueError("; ".join(others))
-        print(f"nothing in {folder} was stopped before its end")
+        say(f"nothing in {folder} was stopped before its end")
         return
     for why in others:
         warnings.warn(why, stacklevel=2)
@@ -81,7 +82,7 @@ def resume(folder: Path, methods: Sequence[str], **how: Any) -> None:
 def demo(out: Path) -> None:
     """Carry out the runs of the demonstration and make their page."""
     carry_out(demonstration.runs(), out, device="cpu", engine="eager", parallel=min(2, os.cpu_count() or 1))
-    print(f"The page to look at: {report(out)}")
+    say(f"The page to look at: {report(out)}")
 
 
 def carry_out(runs: Sequence[Run], out: Path, again: bool = False, *, device: str, **how: Any) -> None:
@@ -95,10 +96,10 @@ def carry_out(runs: Sequence[Run], out: Path, again: bool = False, *, device: st
         Console().print(terminal(setting))
     for record in records:
         for said in filter(None, (record.capacity, record.held, record.halvings)):
-            print(f"{record.spec.method} seed {record.spec.seed}: {said}")
-    print(f"{len(records)} {'record' if len(records) == 1 else 'records'} in {out}; a page of them: hatrack report {out}")
+            say(f"{record.spec.method} seed {record.spec.seed}: {said}")
+    say(f"{len(records)} {'record' if len(records) == 1 else 'records'} in {out}; a page of them: hatrack report {out}")
     if there:
-        print(f"{there} of them {'was' if there == 1 else 'were'} there already and not run again; --again does")
+        say(f"{there} of them {'was' if there == 1 else 'were'} there already and not run again; --again does")
 
 
 def available(device: str) -> str:

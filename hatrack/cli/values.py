@@ -39,13 +39,16 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     try:
         for part in text.split(","):
-            first, _, last = part.partition("-")
-            start, end = int(first), int(last or first)
-            seeds += range(start, end + 1) if end - start < MANY else ()
+            first, dash, last = part.partition("-")
+            start, end = int(first), int(last if dash else first)
+            if not 0 <= end - start < MANY:
+                raise ValueError
+            seeds += range(start, end + 1)
     except ValueError:
         seeds = []
     if not seeds:
-        raise ValueError(f"--seeds must be a range such as 0-4 (of {MANY:,} at most) or a list such as 0,3,7, not {text!r}")
+        expected = f"a range such as 0-4 (of {MANY:,} at most) or a list such as 0,3,7"
+        raise ValueError(f"--seeds must be {expected}, not {shown(text)}")
     return list(dict.fromkeys(seeds))
 
 

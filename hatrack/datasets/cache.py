@@ -31,6 +31,7 @@ from hatrack.datasets.folder import place as place
 from hatrack.files.atomic import new_file, remove_leftovers
 from hatrack.files.atomic import write as write_file
 from hatrack.files.limits import check_image, check_unpacked
+from hatrack.text import say
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 BROKEN = (ValueError, KeyError, EOFError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile)
@@ -192,7 +193,7 @@ def locked(name: str) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            print(f"another process is downloading or importing {name}; waiting for it", file=sys.stderr)
+            say(f"another process is downloading or importing {name}; waiting for it", sys.stderr)
             lock.acquire()
     except OSError as error:
         raise OSError(f"can't write to the data folder {folder()}: {error.strerror or error}") from None

@@ -18,6 +18,7 @@ from hatrack.datasets.catalog import SETS, File
 from hatrack.datasets.fetch import Refused, fetch
 from hatrack.files.atomic import check_own_folder
 from hatrack.options import choose
+from hatrack.text import say
 
 ATTEMPTS = 3  # in each, all addresses of a file are tried
 PAUSE = 1.0  # seconds before the second attempt; twice as many before the third
@@ -63,7 +64,7 @@ def is_complete(name: str) -> bool:
     try:
         cache.verified(name)
     except ValueError as error:
-        print(f"{error}; downloading it again", file=sys.stderr)
+        say(f"{error}; downloading it again", sys.stderr)
         return False
     return True
 

@@ -15,6 +15,7 @@ from hatrack.engine.choice import Engine, Precision, choose_engine
 from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.precision import check_precision, precision_scope
 from hatrack.experiments.ahead import compile_ahead
+from hatrack.experiments.arguments import check_arguments
 from hatrack.experiments.build import build as build
 from hatrack.experiments.build import build_method
 from hatrack.experiments.pretraining import pretrained_trunk, pretraining_task
@@ -66,6 +67,7 @@ def run(
         >>> record = hr.run(spec, "runs")
         >>> record.summary["accuracy"]
     """
+    check_arguments(spec, out, device, save_every, progress)
     choose_engine(engine, torch.device(device).type, 0)  # an error now if it can't be had
     check_precision(precision, torch.device(device))
     folder = None if out is None else folder_of(spec, Path(out), minutes=save_every)

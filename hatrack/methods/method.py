@@ -26,7 +26,7 @@ from hatrack.methods.overrides import check_overrides
 from hatrack.methods.ownership import check_owner, claim
 from hatrack.methods.serving import ServedMethod, ServedNetwork, ServedTask
 from hatrack.networks.network import LISTED, Network
-from hatrack.options import parameters
+from hatrack.options import parameters, shown, whole
 from hatrack.regime import Regime
 from hatrack.tasks.arrays import as_tensor, channels_first
 from hatrack.tasks.device import to_device
@@ -229,6 +229,8 @@ class Method(nn.Module):
         Returns:
             Logits (images, classes of the task); for several tasks as wide as the widest, see `Network.head`.
         """
+        if not isinstance(x, Tensor):
+            raise ValueError(f"images must be a tensor, not {type(x).__name__}: method.predict takes arrays as well")
         if x.dtype == torch.uint8:
             raise ValueError(
                 "images of type uint8 are raw: method.predict(images, task) takes them; method.net.preprocess(images, task) "
@@ -242,6 +244,9 @@ class Method(nn.Module):
             kept = HiddenState(self, buffers=True) if self._must_keep(task) else None
             try:
                 return super().__call__(x, task)  # type: ignore[no-any-return]
+            except RuntimeError:  # perhaps the cause is known, and the message can be clearer
+                self.net.check_precision(x, "the images")
+                raise
             finally:
                 if kept:
                     kept.restore()
@@ -274,6 +279,8 @@ class Method(nn.Module):
             The class of each image, a tensor of int64.
         """
         raw = channels_first("images", as_tensor("images must be numbers", images).to(self.net.example.device))
+        if raw.is_complex():
+            raise ValueError(f"images must be real numbers, not {str(raw.dtype).removeprefix('torch.')}")
         raw = raw if raw.dtype == torch.uint8 else raw.float()
         task = task_number(task, len(raw))
         for number in {task} if isinstance(task, int) else set(task.tolist()):
@@ -312,6 +319,7 @@ class Method(nn.Module):
             >>> model(method.net.preprocess(torch.tensor(x_test), 0)).argmax(1).equal(method.predict(x_test, task=0))
             True
         """
+        task = whole("a task's number", task)
         self.net.check_task_id(task)
         with evaluation_mode(self):
             self.make_room()
@@ -363,7 +371,7 @@ def task_number(task: Any, images: int) -> TaskId:
             raise TypeError
         return operator.index(task)
     except TypeError:
-        raise ValueError(f"a task is given by its number, or a tensor of them, one per image, not {task!r}") from None
+        raise ValueError(f"a task is given by its number, or a tensor of them, one per image, not {shown(task)}") from None
 
 
 def used_modules(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
