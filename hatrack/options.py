@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 from hatrack.text import printable, shorten
 
 T = TypeVar("T")
-LARGEST = 1e30  # of options that state no range; beyond it the numbers of a network, which are float32, overflow at once
+LARGEST = 3.4e38  # of options that state no range: the numbers of a network are float32, which ends there
 LARGEST_WHOLE = 2**31 - 1
 
 

@@ -9,7 +9,7 @@ from hatrack.cli.options import flag
 from hatrack.options import LARGEST, LARGEST_WHOLE, Parameter, check, parameters
 from tests.helpers.fuzzing import program
 
-BEYOND = ("1e39", "1e300", str(10**31), "-1e39", str(-(10**31)), "9" * 5000, "nan", "inf", "-inf")
+BEYOND = ("1e39", "1e300", str(10**39), "-1e39", str(-(10**39)), "9" * 5000, "nan", "inf", "-inf")
 LONG = ("epochs", "retrain", "generations", "patience", "tasks")  # a large number means a long run, or is refused by a range
 TABLES = {"method": METHODS, "benchmark": BENCHMARKS, "network": NETWORKS}
 
