@@ -45,7 +45,8 @@ def state(name: str) -> str:
     """Return what is known of a set that is here; or how to get it."""
     spec = SETS[name]
     if not place(name).is_file():
-        return f"{megabytes(spec.size)} to download" if spec.files else "to be imported"
+        unsure = "" if spec.digest else ", checksums never compared with the real files"
+        return f"{megabytes(spec.size)} to download{unsure}" if spec.files else "to be imported"
     try:
         noted = note(name)
     except ValueError:

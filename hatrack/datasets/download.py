@@ -109,9 +109,7 @@ def download_file(file: File, addresses: list[str], folder: Path, progress: Any 
         reasons, final = [], True
         for address in addresses:
             try:
-                pooch.retrieve(
-                    address, f"md5:{file.md5}", fname=file.name, path=folder, downloader=fetch(file.size, progress)
-                )
+                pooch.retrieve(address, file.checksum, fname=file.name, path=folder, downloader=fetch(file.size, progress))
                 return
             except requests.RequestException as error:
                 reasons.append(f"{address}: {describe_error(error)}")
@@ -120,7 +118,7 @@ def download_file(file: File, addresses: list[str], folder: Path, progress: Any 
             except Refused as error:  # trying again would take as long
                 reasons.append(f"{address}: {error}")
             except ValueError:
-                reasons.append(f"{address}: this is not the published file (its md5 is not {file.md5})")
+                reasons.append(f"{address}: this is not the published file (its {file.checksum.replace(':', ' is not ')})")
                 final = False
         if final:
             break

@@ -17,7 +17,24 @@ WORDS = ["", "-", "--", "-h", "--help", "-1", "0", "1e39", "nan", "all", "x" * 3
          "\udcff", "0x10"]  # fmt: skip
 # not `demo`, which takes a minute
 COMMANDS = ["list", "run", "resume", "report", "reproduce", "data", "completion", "nonsense"]
-SAFE = ["--data", "sample", "--epochs", "1", "--batch", "900", "--device", "cpu", "--train-examples", "10", "--out", "out"]
+SAFE = [
+    "--data",
+    "sample",
+    "--network",
+    "mlp",
+    "--widths",
+    "8",
+    "--epochs",
+    "1",
+    "--batch",
+    "900",
+    "--device",
+    "cpu",
+    "--train-examples",
+    "10",
+    "--out",
+    "out",
+]
 
 
 def options() -> list[str]:

@@ -1,6 +1,7 @@
 """Data sets: the catalogue, the data folder, downloads of every published format from a local server, and failures."""
 
 import errno
+import hashlib
 import io
 import json
 import os
@@ -253,6 +254,33 @@ def test_a_failed_download_is_continued_by_the_next_call(folder, site, digits, t
     download.get("mnist")
     assert_same(load("mnist"), digits)
     assert site.requests["train-images-idx3-ubyte.gz"] == 1
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_the_sha256_of_a_file_decides_where_it_is_known(folder, site, digits, monkeypatch, right):
+    first, *others = SETS["mnist"].files
+    known = hashlib.sha256(site.files[first.name]).hexdigest() if right else "0" * 64
+    files = (first._replace(sha256=known, md5="0" * 32 if right else first.md5), *others)
+    monkeypatch.setitem(SETS, "mnist", archives.dataclasses.replace(SETS["mnist"], files=files))
+    if right:
+        download.get("mnist")
+        assert_same(load("mnist"), digits)
+    else:
+        with pytest.raises(OSError, match=f"its sha256 is not {known}"):
+            download.get("mnist")
+
+
+def test_addresses_with_https_come_first_and_checksums_are_whole():
+    for spec in SETS.values():
+        for file in spec.files:
+            assert sorted(file.bases, key=lambda base: not base.startswith("https://")) == list(file.bases)
+            assert re.fullmatch("[0-9a-f]{32}", file.md5)
+            assert re.fullmatch("([0-9a-f]{64})?", file.sha256)
+    assert {name for name, spec in SETS.items() if spec.files and not all(file.sha256 for file in spec.files)} == {
+        "notmnist",
+        "gtsrb",
+        "caltech101",
+    }, "no source publishes one"
 
 
 def test_a_server_that_fails_once_is_tried_again(folder, site, digits, monkeypatch):

@@ -173,7 +173,7 @@ def tarred(inside, extra=()):
 
 def entry(name, files, base, train, test):
     """Return the set's entry in the catalogue for these files at this address."""
-    made = [f._replace(md5=hashlib.md5(files[f.name]).hexdigest(), bases=(base,)) for f in SETS[name].files]
+    made = [f._replace(md5=hashlib.md5(files[f.name]).hexdigest(), bases=(base,), sha256="") for f in SETS[name].files]
     return dataclasses.replace(SETS[name], files=tuple(made), train=train, test=test, digest="")
 
 
