@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-long test-gpu check format docs docs-serve tutorial results speed peers clean
+.PHONY: demo test test-slow test-long test-mutants test-gpu check format docs docs-serve tutorial results speed peers clean
 
 demo: .venv/ready
 	$(BIN)/hatrack demo
@@ -17,6 +17,10 @@ test-slow: .venv/ready
 # The slow tests with the full number of random cases.
 test-long: .venv/ready
 	HATRACK_TEST_LONG=1 $(BIN)/pytest -n auto -m 'slow and not gpu'
+
+# Ten changes of the code that tests must notice; `python -m dev.mutants --all` makes many more (docs/mutants.md).
+test-mutants: .venv/ready
+	$(BIN)/python -m dev.mutants
 
 test-gpu: .venv/ready
 	$(BIN)/pytest -m gpu

@@ -7,13 +7,17 @@ class HAT(Method):
 import difflib
 import inspect
 import math
-import sys
+import operator
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from hatrack.text import printable, shorten
+
 T = TypeVar("T")
+LARGEST = 3.4e38  # of options that state no range: the numbers of a network are float32, which ends there
+LARGEST_WHOLE = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -75,18 +79,41 @@ def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
     return found
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def expect(name: str, value: Any, kind: Any, wanted: str) -> None:
+    """Raise a ValueError unless a value is of a kind.
+
+    Args:
+        name: what the value is, for the message.
+        value: the value.
+        kind: a class, or several joined by |.
+        wanted: what was expected, in words.
+    """
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} must be {wanted}, not {shown(value)}")
+
+
+def whole(name: str, value: Any) -> int:
+    """Return a whole number of Python, numpy or torch as an int; raise a ValueError that names it for anything else."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, not {shown(value)}") from None
+
+
+def nearest(name: Any, names: Iterable[str]) -> str:
     """Return the end of an error message: the closest of the valid names, then all of them."""
     names = {known.casefold(): known for known in sorted(names)}
-    close = difflib.get_close_matches(name.casefold(), names, n=1)
+    close = difflib.get_close_matches(str(name).casefold(), names, n=1)
     hint = f"did you mean {names[close[0]]!r}? There are: " if close else "there are: "
     return hint + f"{', '.join(names.values()) or 'none'}"
 
 
 def choose(kind: str, name: str, table: Mapping[str, T]) -> T:
     """Return the entry of a table by name, or raise an error that names the nearest one."""
-    if name not in table:
-        raise ValueError(f"no {kind} {name!r}; {nearest(name, table)}")
+    if not isinstance(name, str) or name not in table:
+        raise ValueError(f"no {kind} {shown(name)}; {nearest(name, table)}")
     return table[name]
 
 
@@ -120,24 +147,34 @@ def check_value(parameter: Parameter, value: Any) -> None:
     """Raise a ValueError if an option may not have this value."""
     name, option = parameter.name, parameter.option
     if not _fits(value, parameter.type):
-        raise ValueError(f"{name} must be {wanted(parameter.type)}, not {value!r}")
+        raise ValueError(f"{name} must be {wanted(parameter.type)}, not {shown(value)}")
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, int | float) and not isinstance(number, bool):
             if isinstance(number, float) and not math.isfinite(number):
-                raise ValueError(f"{name} must be a finite number, not {number!r}")
+                raise ValueError(f"{name} must be a finite number, not {shown(number)}")
             if option.low is not None and number < option.low:
-                raise ValueError(f"{name} must be at least {option.low:g}, not {number!r}")
+                raise ValueError(f"{name} must be at least {option.low:g}, not {shown(number)}")
             if option.above is not None and number <= option.above:
-                raise ValueError(f"{name} must be greater than {option.above:g}, not {number!r}")
-            if option.high is not None and number > option.high:
-                raise ValueError(f"{name} must be at most {option.high:g}, not {number!r}")
-            if parameter.type is float and abs(number) > sys.float_info.max:  # an integer may be larger
-                raise ValueError(f"{name} must be at most {sys.float_info.max:g}, not {number!r}")
+                raise ValueError(f"{name} must be greater than {option.above:g}, not {shown(number)}")
+            most = LARGEST_WHOLE if isinstance(number, int) and parameter.type is not float else LARGEST
+            if number > (high := most if option.high is None else option.high):
+                raise ValueError(f"{name} must be at most {high:.10g}, not {shown(number)}")
+            if number < -most:
+                raise ValueError(f"{name} must be at least {-most:.10g}, not {shown(number)}")
+
+
+def shown(value: Any) -> str:
+    """Return a value for an error message, in few letters."""
+    try:
+        return shorten(printable(repr(value)), 80)
+    except ValueError:  # Python writes no numbers of more than 4,300 digits
+        return "a number of thousands of digits"
 
 
 def complete(entry_name: str, entry: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options of an entry, given or by default, each checked."""
     known = parameters(entry)
+    expect(f"the options of {entry_name}", options, Mapping, "a dict of names and values")
     for name, value in options.items():
         if name not in known:
             raise ValueError(f"{entry_name} has no option {name!r}; {nearest(name, known)}")

@@ -62,7 +62,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def about(self, name: str) -> Entry:
         """The row of an entry, or an error that names the nearest one."""
-        if name not in self.entries:
+        if not isinstance(name, str) or name not in self.entries:
             raise ValueError(f"no {self.kind} {name!r}; {nearest(name, self)}")
         return self.entries[name]
 
@@ -78,7 +78,7 @@ class Registry(Mapping[str, T], Generic[T]):
         Raises:
             ValueError: there is none of this name, its module can't be imported, or it is of another kind.
         """
-        if ":" not in name or not self.base:
+        if not isinstance(name, str) or ":" not in name or not self.base:
             return load(self.about(name).place)  # type: ignore[no-any-return]
         try:
             found = load_own(name)

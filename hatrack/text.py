@@ -1,9 +1,28 @@
 """Text for terminals, reports and warnings."""
 
+import sys
+from typing import TextIO
+
 
 def printable(text: object) -> str:
     """Return a text on one line and without control characters, so that any name can be written anywhere."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+
+
+def visible(text: object) -> str:
+    """Return a text with a question mark in place of every character that is not printable: a newline, an escape, a byte of
+    a file name that is not UTF-8. Unlike `printable` it keeps spaces as they are."""
+    return "".join(c if c.isprintable() else "?" for c in str(text))
+
+
+def say(text: object, file: TextIO | None = None) -> None:
+    """Print one line, without control characters, whatever names it contains.
+
+    Args:
+        text: the line.
+        file: where to; by default standard output.
+    """
+    print(visible(text), file=file or sys.stdout, flush=True)
 
 
 def shorten(text: str, most: int = 1000) -> str:
@@ -13,7 +32,7 @@ def shorten(text: str, most: int = 1000) -> str:
 
 def one_line(message: Warning | str, category: object, filename: object, lineno: object, line: object = None) -> str:
     """Return the line that shows a warning; this replaces `warnings.formatwarning`."""
-    return f"hatrack: {message}\n"
+    return f"hatrack: {printable(message)}\n"
 
 
 def duration(seconds: float) -> str:

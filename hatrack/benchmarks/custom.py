@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hatrack.benchmarks.task_file import LARGEST, errors_name, read_task_file
+from hatrack.benchmarks.task_file import errors_name, read_task_file
 from hatrack.datasets.cache import empty
 from hatrack.datasets.sources import Valid, read_arrays
+from hatrack.files.limits import IMAGE
 from hatrack.options import Option, check
 from hatrack.tasks.arrays import to_tensors
 from hatrack.tasks.task import Task
@@ -90,7 +91,7 @@ def resize_images(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     if x.shape[1] != shape[0] and x.shape[1] != 1:
         raise ValueError(f"its images have {x.shape[1]} channels and can't be converted to {shape[0]}")
     result = torch.from_numpy(empty("its images", (len(x), *shape), np.uint8 if x.dtype == torch.uint8 else np.float32))
-    batch = max(1, LARGEST // math.prod(shape))  # so that not all images are in float32 at the same time
+    batch = max(1, IMAGE // math.prod(shape))  # so that not all images are in float32 at the same time
     for start in range(0, len(x), batch):
         part = x[start : start + batch]
         if part.shape[2:] != shape[1:]:
@@ -110,7 +111,7 @@ def _mean_and_std(x: Tensor, entry: dict[str, Any]) -> dict[str, Any]:
     floats = x.dtype != torch.uint8
     unit: float = entry.get("scale", 1.0) if floats else 1.0
     dims = (0, 2, 3) if x.dim() == 4 else (0, 1)
-    batch = max(1, LARGEST // x[0].numel())  # so that not all images are in float64 at the same time
+    batch = max(1, IMAGE // x[0].numel())  # so that not all images are in float64 at the same time
     parts = range(0, len(x), batch)
     count = x.numel() // (x.shape[1] if x.dim() == 4 else 1)
     mean = sum((scaled(x[k : k + batch]).double().sum(dims, keepdim=True) for k in parts), torch.zeros(1)) / count

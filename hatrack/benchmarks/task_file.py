@@ -11,9 +11,10 @@ from typing import Any
 from hatrack.datasets.images import image_files
 from hatrack.files import schema
 from hatrack.files.atomic import read_bytes
+from hatrack.files.limits import IMAGE
 from hatrack.options import nearest
 
-LARGEST = 2**22  # the largest number of values of an image
+BLOCK = 1 << 20  # bytes that are read at a time
 
 
 def _numbers(where: str, value: Any) -> None:
@@ -53,15 +54,18 @@ def fingerprint(tasks: str) -> str:
     path = Path(tasks)
     if not tasks or not path.is_file():
         return ""
-    total = hashlib.sha256(path.read_bytes())
+    total = hashlib.sha256(read_bytes(path))
     for entry in read_task_file(path)[1]:
         with errors_name(path, entry):
             data = path.parent / entry["data"]
             for file in image_files(data) if data.is_dir() else [data]:
-                content = file.read_bytes() if file.is_file() else b""
+                size = file.stat().st_size if file.is_file() else 0
                 name = file.relative_to(data).as_posix()
-                total.update(f"{entry['data']} {name} {len(content)}\n".encode())
-                total.update(content)
+                total.update(f"{entry['data']} {name} {size}\n".encode(errors="surrogateescape"))
+                if size:
+                    with file.open("rb") as content:
+                        while block := content.read(BLOCK):
+                            total.update(block)
     return total.hexdigest()
 
 
@@ -82,11 +86,11 @@ def read_task_file(path: Path) -> tuple[tuple[int, ...] | None, list[dict[str, A
         _check(f"{path}, task {number + 1}", entry)
     shape = data.get("shape")
     if shape is not None:
-        schema.items(schema.number(1, LARGEST, whole=True), 3, what="numbers: channels, height and width")(
+        schema.items(schema.number(1, IMAGE, whole=True), 3, what="numbers: channels, height and width")(
             f"{path}: shape", shape
         )
-        if math.prod(shape) > LARGEST:
-            raise ValueError(f"{path}: shape {shape} has more than {LARGEST:,} values")
+        if math.prod(shape) > IMAGE:
+            raise ValueError(f"{path}: shape {shape} has more than {IMAGE:,} values")
     return (None if shape is None else tuple(shape)), entries
 
 

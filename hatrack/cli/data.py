@@ -11,6 +11,7 @@ from hatrack.cli.options import FOLDER, beginning
 from hatrack.datasets.catalog import SETS
 from hatrack.datasets.folder import folder, note, place
 from hatrack.registry import Entry, Registry
+from hatrack.text import say
 
 _get = imported_when_called("hatrack.cli.image_sets:get")
 _verify = imported_when_called("hatrack.cli.image_sets:verify")
@@ -36,7 +37,7 @@ def list_sets() -> None:
     table = Table("set", "classes", "images", "state", box=None, padding=(0, 2, 0, 0))
     for name, spec in SETS.items():
         table.add_row(name, str(spec.classes), f"{spec.train:,} + {spec.test:,}", state(name))
-    print(f"data folder: {folder()}")
+    say(f"data folder: {folder()}")
     Console().print(table)
 
 
@@ -44,7 +45,8 @@ def state(name: str) -> str:
     """Return what is known of a set that is here; or how to get it."""
     spec = SETS[name]
     if not place(name).is_file():
-        return f"{megabytes(spec.size)} to download" if spec.files else "to be imported"
+        unsure = "" if spec.digest else ", checksums never compared with the real files"
+        return f"{megabytes(spec.size)} to download{unsure}" if spec.files else "to be imported"
     try:
         noted = note(name)
     except ValueError:

@@ -24,7 +24,7 @@ from hatrack.methods import METHODS
 from hatrack.options import parameters
 from hatrack.regime import Regime
 from hatrack.reporting.tables import settings, terminal
-from hatrack.text import duration
+from hatrack.text import duration, say
 from hatrack.training.checkpoint import Stopped
 
 REFERENCES = ("joint", "random", "independent")  # what a table needs to tell how good a method could be, or how bad
@@ -118,7 +118,7 @@ def show_costs(runs: Sequence[Run], out: Path, again: bool) -> None:
         table.add_row(f"{spec.benchmark} {spec.method}", str(spec.seed), text, similar)
     Console().print(table)
     more = f", and {unknown} of unknown cost" if unknown else ""
-    print(f"{len(runs) - there} to run, one after the other {duration(total)}{more}; {there} have a record in {out}")
+    say(f"{len(runs) - there} to run, one after the other {duration(total)}{more}; {there} have a record in {out}")
 
 
 def resume(folder: Path, methods: Sequence[str], **how: Any) -> None:
@@ -135,7 +135,7 @@ def resume(folder: Path, methods: Sequence[str], **how: Any) -> None:
     if not runs:
         if others:
             raise ValueError("; ".join(others))
-        print(f"nothing in {folder} was stopped before its end")
+        say(f"nothing in {folder} was stopped before its end")
         return
     for why in others:
         warnings.warn(why, stacklevel=2)
@@ -145,7 +145,7 @@ def resume(folder: Path, methods: Sequence[str], **how: Any) -> None:
 def demo(out: Path) -> None:
     """Carry out the runs of the demonstration and make their page."""
     carry_out(demonstration.runs(), out, device="cpu", engine="eager", parallel=min(2, os.cpu_count() or 1))
-    print(f"The page to look at: {report(out)}")
+    say(f"The page to look at: {report(out)}")
 
 
 def carry_out(runs: Sequence[Run], out: Path, again: bool = False, *, device: str, **how: Any) -> None:
@@ -159,10 +159,10 @@ def carry_out(runs: Sequence[Run], out: Path, again: bool = False, *, device: st
         Console().print(terminal(setting))
     for record in records:
         for said in filter(None, (record.capacity, record.held, record.halvings)):
-            print(f"{record.spec.method} seed {record.spec.seed}: {said}")
-    print(f"{len(records)} {'record' if len(records) == 1 else 'records'} in {out}; a page of them: hatrack report {out}")
+            say(f"{record.spec.method} seed {record.spec.seed}: {said}")
+    say(f"{len(records)} {'record' if len(records) == 1 else 'records'} in {out}; a page of them: hatrack report {out}")
     if there:
-        print(f"{there} of them {'was' if there == 1 else 'were'} there already and not run again; --again does")
+        say(f"{there} of them {'was' if there == 1 else 'were'} there already and not run again; --again does")
 
 
 def available(device: str) -> str:

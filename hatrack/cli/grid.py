@@ -15,6 +15,7 @@ from hatrack.files.atomic import write
 from hatrack.methods import METHODS
 from hatrack.regime import Regime
 from hatrack.reporting.response import Response, axis_text, draw_response, response_csv, response_table
+from hatrack.text import say
 from hatrack.training.checkpoint import Stopped
 
 
@@ -77,4 +78,4 @@ def sweep(
     Console().print(response_table(response))
     write(out / "sweep.csv", response_csv(response))
     write(out / "sweep.png", draw_response(response))
-    print(f"{len(records)} records in {out}; the picture: {out / 'sweep.png'}")
+    say(f"{len(records)} records in {out}; the picture: {out / 'sweep.png'}")

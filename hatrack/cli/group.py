@@ -1,15 +1,18 @@
 """The program: a group of commands, each imported when it is used, so that `--help` takes no time."""
 
+import io
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import click
 from click.shell_completion import CompletionItem
 
 from hatrack._version import __version__
-from hatrack.cli.errors import report
+from hatrack.cli.errors import STOPPED, report
+from hatrack.cli.interrupts import one_interrupt
 from hatrack.registry import Entry, Registry, load
 from hatrack.text import one_line
 
@@ -73,7 +76,7 @@ class LazyGroup(click.Group):
 def _show_help(ctx: click.Context) -> None:
     """Print the help of a group that was called without a command."""
     if ctx.invoked_subcommand is None:
-        print(ctx.get_help())
+        print(ctx.get_help().rstrip())
 
 
 def imported_when_called(place: str) -> Callable[..., Any]:
@@ -96,11 +99,17 @@ def main(words: Sequence[str] | None = None) -> int:
         words: the command line without the name of the program; by default that of the process.
 
     Returns:
-        The exit code: 0; 2 for a user's mistake or a run that diverged; 130 for a program that was stopped.
+        The exit code: 0; 1 for a defect of this program; 2 for a user's mistake or a run that diverged; 130 for a program
+        that was stopped.
     """
     warnings.formatwarning = one_line
-    words = sys.argv[1:] if words is None else words
-    try:
-        return int(program.main(list(words), prog_name=PROGRAM, standalone_mode=False) or 0)
-    except (Exception, KeyboardInterrupt) as error:
-        return report(error)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal or a file that can't take a letter gets a question mark
+            stream.reconfigure(errors="replace")
+    with one_interrupt(last=words is None), suppress(KeyboardInterrupt):
+        given = list(sys.argv[1:] if words is None else words)
+        try:
+            return int(program.main(given, prog_name=PROGRAM, standalone_mode=False) or 0)
+        except (Exception, KeyboardInterrupt) as error:
+            return report(error, given)
+    return STOPPED  # Ctrl-C while an error was reported

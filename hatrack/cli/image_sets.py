@@ -6,7 +6,7 @@ from pathlib import Path
 from hatrack.datasets import cache, download, importing
 from hatrack.datasets.catalog import SETS
 from hatrack.options import choose
-from hatrack.text import printable
+from hatrack.text import say
 
 
 def get(names: Sequence[str], mirror: str, keep: bool) -> None:
@@ -29,7 +29,7 @@ def verify(names: Sequence[str]) -> None:
     """Read sets in full and compare them with their digests; by default all that are there."""
     wanted = known(names) if names else [name for name in SETS if cache.place(name).is_file()]
     if not wanted:
-        print(f"there are no sets in {cache.folder()}")
+        say(f"there are no sets in {cache.folder()}")
     each(wanted, verified)
 
 
@@ -52,7 +52,7 @@ def bring_in(path: Path, name: str, replace: bool) -> None:
         replace: replace a set that is already there.
     """
     for line in importing.bring_in(path, name, replace):
-        print(printable(line), flush=True)
+        say(line)
 
 
 def known(names: Sequence[str]) -> list[str]:
@@ -67,7 +67,7 @@ def each(names: Sequence[str], work: Callable[[str], str]) -> None:
     failures = []
     for name in names:
         try:
-            print(f"{name}: {work(name)}", flush=True)
+            say(f"{name}: {work(name)}")
         except (ValueError, OSError) as error:
             failures.append(error)
     if len(failures) == 1:

@@ -15,7 +15,7 @@ from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
 from hatrack.options import choose, complete, nearest, parameters
 from hatrack.registry import Entry, Registry
-from hatrack.text import printable
+from hatrack.text import printable, say
 
 TABLES: dict[str, Registry[Any]] = {"method": METHODS, "benchmark": BENCHMARKS, "network": NETWORKS}
 ALL: Registry[Any] = Registry("method, benchmark or network", {n: t.about(n) for t in TABLES.values() for n in t})
@@ -39,7 +39,7 @@ def command(name: str, seed: int | None, data: str) -> None:
         except (OSError, ValueError) as error:
             if seed is not None or data:
                 raise
-            print(f"The tasks can't be shown: {printable(error)}")
+            say(f"The tasks can't be shown: {printable(error)}")
 
 
 PAPERS = (

@@ -21,6 +21,7 @@ from hatrack.recipes.page import main_table, write_page
 from hatrack.recipes.recipe import Part, Recipe
 from hatrack.recipes.reproduce import Missing, carry_out, missing_rows, read_records
 from hatrack.recipes.results import Records, Results
+from hatrack.text import say
 from hatrack.training.checkpoint import Stopped
 
 
@@ -51,7 +52,7 @@ def reproduce(
             _tell_missing(recipe, parts[recipe.name], out)
         return
     if quick:
-        print(quick_version.NOTICE)
+        say(quick_version.NOTICE)
     problems: list[str] = []
     if not page:
         everything = [part for recipe in recipes for part in parts[recipe.name]]
@@ -95,7 +96,7 @@ def _with_seeds(parts: list[Part], seeds: str | None) -> list[Part]:
 def _write_pages(recipes: Sequence[Recipe], out: Path, small: bool) -> None:
     records = read_records(out)
     for recipe in recipes:
-        print(f"{recipe.name}: the page is {write_page(recipe, records, out, quick_version.NOTICE if small else '')}")
+        say(f"{recipe.name}: the page is {write_page(recipe, records, out, quick_version.NOTICE if small else '')}")
 
 
 def _show(part: Part, records: Records) -> None:
@@ -114,7 +115,7 @@ def _tell_missing(recipe: Recipe, parts: list[Part], out: Path) -> None:
     """Print the rows that have no records, the cheapest first, with their cost."""
     found = missing_rows(parts, read_records(out))
     rows = sum(len(part.rows) for part in parts)
-    print(f"{recipe.name}: {rows - len(found)} of {rows} rows are complete in {out}")
+    say(f"{recipe.name}: {rows - len(found)} of {rows} rows are complete in {out}")
     if not found:
         return
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
@@ -125,7 +126,7 @@ def _tell_missing(recipe: Recipe, parts: list[Part], out: Path) -> None:
         seeds = ",".join(map(str, item.seeds))
         table.add_row(Text(item.part.name), Text(item.row.label), seeds, seconds, item.similar)
     Console().print(table)
-    print(_total(found))
+    say(_total(found))
 
 
 def _total(found: Sequence[Missing]) -> str:

@@ -12,6 +12,7 @@ from hatrack.experiments.parallel import run_all
 from hatrack.experiments.record import Record
 from hatrack.experiments.sameness import differences
 from hatrack.experiments.spec import Run
+from hatrack.text import say
 
 DIFFERENT = 1  # the exit code
 
@@ -38,8 +39,9 @@ def repeat(record: Path, methods: Sequence[str], *, device: str, **how: Any) -> 
         if old.versions.get(name) != new.versions.get(name)
     ]
     lines = differences(old, new)
-    print("all results are the same, bit for bit" if not lines else "\n".join(lines))
+    for line in lines or ["all results are the same, bit for bit"]:
+        say(line)
     if changed:
-        print(f"versions differ: {', '.join(changed)}")
+        say(f"versions differ: {', '.join(changed)}")
     if lines:
         raise click.exceptions.Exit(DIFFERENT)

@@ -6,6 +6,7 @@ import click
 
 from hatrack.cli.group import imported_when_called
 from hatrack.cli.options import FOLDER
+from hatrack.text import say
 
 _report = imported_when_called("hatrack.reporting.report:report")
 
@@ -17,4 +18,4 @@ def command(folder: Path, out: Path | None) -> None:
     """Make a page, figures and a table of the records in FOLDER."""
     if not folder.is_dir():
         raise ValueError(f"no folder {str(folder)!r}; hatrack run ... --out {folder} would make one")
-    print(f"wrote {_report(folder, out)}")
+    say(f"wrote {_report(folder, out)}")

@@ -10,6 +10,7 @@ from hatrack.cli.options import FOLDER, how_to_run, named
 from hatrack.engine.choice import PRECISIONS
 from hatrack.options import choose
 from hatrack.recipes import RECIPES
+from hatrack.text import say
 
 _reproduce = imported_when_called("hatrack.cli.recipes:reproduce")
 ALL = "all"
@@ -50,7 +51,7 @@ def command(name: str, **options: Any) -> None:
         RECIPES.about(one)
     if not names:
         for one in RECIPES:
-            print(f"{one:12} {RECIPES.about(one).summary} {RECIPES.about(one).paper}.")
-        print("hatrack reproduce NAME runs one of them; --quick shows in minutes what comes of it")
+            say(f"{one:12} {RECIPES.about(one).summary} {RECIPES.about(one).paper}.")
+        say("hatrack reproduce NAME runs one of them; --quick shows in minutes what comes of it")
         return
     _reproduce(names, **options)

@@ -2,7 +2,7 @@
 
 from typing import Any, get_args, get_origin
 
-from hatrack.options import Parameter, check_value, wanted
+from hatrack.options import Parameter, check_value, shown, wanted
 
 DEVICES = ("auto", "cpu", "cuda")
 MANY = 10_000  # seeds of one range
@@ -23,7 +23,7 @@ def convert(parameter: Parameter, text: Any) -> Any:
         said = (
             str(error)
             if parameter.name in str(error)
-            else f"{parameter.name} must be {wanted(parameter.type)}, not {text!r}"
+            else f"{parameter.name} must be {wanted(parameter.type)}, not {shown(text)}"
         )
         raise ValueError("--" + said.replace(parameter.name, parameter.name.replace("_", "-"), 1)) from None
     return value
@@ -39,13 +39,16 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     try:
         for part in text.split(","):
-            first, _, last = part.partition("-")
-            start, end = int(first), int(last or first)
-            seeds += range(start, end + 1) if end - start < MANY else ()
+            first, dash, last = part.partition("-")
+            start, end = int(first), int(last if dash else first)
+            if not 0 <= end - start < MANY:
+                raise ValueError
+            seeds += range(start, end + 1)
     except ValueError:
         seeds = []
     if not seeds:
-        raise ValueError(f"--seeds must be a range such as 0-4 (of {MANY:,} at most) or a list such as 0,3,7, not {text!r}")
+        expected = f"a range such as 0-4 (of {MANY:,} at most) or a list such as 0,3,7"
+        raise ValueError(f"--seeds must be {expected}, not {shown(text)}")
     return list(dict.fromkeys(seeds))
 
 

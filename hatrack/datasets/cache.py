@@ -12,7 +12,6 @@ import errno
 import hashlib
 import json
 import math
-import os
 import re
 import sys
 import zipfile
@@ -29,7 +28,10 @@ from hatrack.datasets.folder import Note as Note
 from hatrack.datasets.folder import folder as folder
 from hatrack.datasets.folder import note as note
 from hatrack.datasets.folder import place as place
+from hatrack.files.atomic import new_file, remove_leftovers
 from hatrack.files.atomic import write as write_file
+from hatrack.files.limits import check_image, check_unpacked
+from hatrack.text import say
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 BROKEN = (ValueError, KeyError, EOFError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile)
@@ -97,6 +99,8 @@ def _array(file: zipfile.ZipFile, key: str, limit: float, wanted: Any, there: in
             raise ValueError(f"{key} of shape {shape} is larger than the whole set could be")
         if raw.tell() + size * kind.itemsize != info.file_size:
             raise ValueError(f"{key} claims the shape {shape}, but has {info.file_size:,} bytes")
+        check_image(key, shape[1:])
+        check_unpacked(key, info.file_size, min(info.compress_size, there))
         array = empty(key, (size,), kind)
         fill(raw, array.view(np.uint8))
     return array.reshape(shape, order="F" if fortran else "C")
@@ -189,7 +193,7 @@ def locked(name: str) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            print(f"another process is downloading or importing {name}; waiting for it", file=sys.stderr)
+            say(f"another process is downloading or importing {name}; waiting for it", sys.stderr)
             lock.acquire()
     except OSError as error:
         raise OSError(f"can't write to the data folder {folder()}: {error.strerror or error}") from None
@@ -216,20 +220,13 @@ def keep(name: str, arrays: Arrays, source: str) -> Note:
     today = datetime.date.today().isoformat()
     new = Note(digest(arrays), len(arrays["y_train"]), len(arrays["y_test"]), source, today)
     path = place(name)
-    for stray in path.parent.glob(f".{path.name}.*"):  # left by a process that was killed
-        stray.unlink(missing_ok=True)
+    remove_leftovers(path)
+    notes = path.with_suffix(".json")
     with room(name):
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with temporary.open("wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            path.with_suffix(".json").unlink(missing_ok=True)  # data without metadata is valid, with the old ones it is not
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        write_file(path.with_suffix(".json"), json.dumps(new._asdict(), indent=1) + "\n")
+        # the old metadata go first: data without metadata is valid, with those of other data it is not
+        with new_file(path, then=lambda: notes.unlink(missing_ok=True)) as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        write_file(notes, json.dumps(new._asdict(), indent=1) + "\n")
     return new
 
 

@@ -15,11 +15,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from hatrack.datasets import cache
 from hatrack.datasets.archives import read_published
 from hatrack.datasets.catalog import SETS, File
+from hatrack.datasets.fetch import Refused, fetch
+from hatrack.files.atomic import check_own_folder
 from hatrack.options import choose
+from hatrack.text import say
 
 ATTEMPTS = 3  # in each, all addresses of a file are tried
 PAUSE = 1.0  # seconds before the second attempt; twice as many before the third
-TIMEOUT = 30.0  # seconds to wait for a server's answer
 
 
 def get(name: str, mirror: str = "", keep: bool = False) -> cache.Note | None:
@@ -62,7 +64,7 @@ def is_complete(name: str) -> bool:
     try:
         cache.verified(name)
     except ValueError as error:
-        print(f"{error}; downloading it again", file=sys.stderr)
+        say(f"{error}; downloading it again", sys.stderr)
         return False
     return True
 
@@ -88,6 +90,8 @@ def download_files(name: str, folder: Path, mirror: str = "") -> None:
     """Download the published files of a set, except those that the folder already has."""
     if mirror and not mirror.startswith(("http://", "https://")):
         raise ValueError(f"mirror must be an address such as https://example.org/data, not {mirror!r}")
+    for own in (folder.parent, folder):  # where files are removed
+        check_own_folder(own)
     folder.mkdir(parents=True, exist_ok=True)
     for stray in folder.glob("tmp*"):  # left by a download that was killed
         stray.unlink(missing_ok=True)
@@ -100,20 +104,21 @@ def download_files(name: str, folder: Path, mirror: str = "") -> None:
 def download_file(file: File, addresses: list[str], folder: Path, progress: Any = False) -> None:
     """Download one file from the first address that has it; try several times, because servers fail now and then."""
     pooch, requests = import_pooch()
-    loader = pooch.HTTPDownloader(progressbar=progress, chunk_size=1 << 16, timeout=TIMEOUT)
     for attempt in range(ATTEMPTS):
         time.sleep(PAUSE * attempt)
         reasons, final = [], True
         for address in addresses:
             try:
-                pooch.retrieve(address, f"md5:{file.md5}", fname=file.name, path=folder, downloader=loader)
+                pooch.retrieve(address, file.checksum, fname=file.name, path=folder, downloader=fetch(file.size, progress))
                 return
             except requests.RequestException as error:
                 reasons.append(f"{address}: {describe_error(error)}")
                 status = getattr(error.response, "status_code", 0)
                 final = final and 400 <= status < 500  # the file does not exist; trying again does not help
+            except Refused as error:  # trying again would take as long
+                reasons.append(f"{address}: {error}")
             except ValueError:
-                reasons.append(f"{address}: this is not the published file (its md5 is not {file.md5})")
+                reasons.append(f"{address}: this is not the published file (its {file.checksum.replace(':', ' is not ')})")
                 final = False
         if final:
             break
@@ -173,9 +178,6 @@ class ProgressBar:
 
     def reset(self) -> None:
         self.progress.reset(self.task)
-
-    def close(self) -> None:
-        pass
 
 
 @contextlib.contextmanager

@@ -26,9 +26,12 @@ NOTE = schema.fields({"digest": schema.line, "train": COUNT, "test": COUNT, "sou
 
 def folder() -> Path:
     """Where complete sets lie: $HATRACK_DATA, or the user's cache folder."""
-    if os.environ.get("HATRACK_DATA"):
-        return Path(os.environ["HATRACK_DATA"]).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or cache_folder()) / "hatrack"
+    given = os.environ.get("HATRACK_DATA", "")
+    try:
+        return Path(given).expanduser() if given else Path(os.environ.get("XDG_CACHE_HOME") or cache_folder()) / "hatrack"
+    except RuntimeError:  # of pathlib
+        what = f"HATRACK_DATA must be a folder, not {given!r}: there" if given else "HATRACK_DATA must be set: here"
+        raise ValueError(f"{what} is no home folder of that user") from None
 
 
 def cache_folder() -> Path:

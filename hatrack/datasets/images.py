@@ -14,6 +14,7 @@ from PIL import Image, UnidentifiedImageError
 
 from hatrack.datasets.cache import Arrays, empty
 from hatrack.datasets.catalog import DataSet
+from hatrack.files.limits import check_image, check_unpacked
 
 FORMATS = ("PNG", "JPEG", "PPM", "BMP", "GIF", "TIFF", "WEBP")  # for some others Pillow starts external programs
 SUFFIXES = {".png", ".jpg", ".jpeg", ".ppm", ".pgm", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
@@ -139,7 +140,10 @@ def read_images(files: Sequence[Path], shape: Sequence[int], limit: float) -> Im
     """Return all images in one array; raise before memory is allocated if there are more than `limit`."""
     if len(files) > limit:
         raise ValueError(f"{len(files):,} images are more than the whole set could have")
-    x = empty(f"{files[0].parent.parent}", (len(files), *shape))
+    folder = f"{files[0].parent.parent}"
+    check_image(folder, tuple(shape))
+    check_unpacked(folder, len(files) * math.prod(shape), sum(file.stat().st_size for file in files))
+    x = empty(folder, (len(files), *shape))
     for row, file in enumerate(files):
         x[row] = read_image(file, file, shape)
     return x

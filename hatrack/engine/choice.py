@@ -4,6 +4,8 @@ import shutil
 from importlib.util import find_spec
 from typing import Literal
 
+from hatrack.options import choose
+
 Engine = Literal["auto", "eager", "compiled", "recorded"]
 ENGINES: dict[str, Engine] = {"auto": "auto", "eager": "eager", "compiled": "compiled", "recorded": "recorded"}
 Precision = Literal["tf32", "float32", "bfloat16"]
@@ -24,6 +26,7 @@ def choose_engine(engine: Engine, device: str, steps: int) -> tuple[bool, bool]:
     Returns:
         Two flags: compile, record.
     """
+    choose("engine", engine, ENGINES)
     gpu = device == "cuda"
     if engine == "recorded" and not gpu:
         raise ValueError("--engine recorded needs a GPU; on a CPU steps run eagerly or compiled")

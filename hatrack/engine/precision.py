@@ -8,8 +8,9 @@ from functools import cache
 import torch
 from torch.nn import functional as F
 
-from hatrack.engine.choice import Precision
+from hatrack.engine.choice import PRECISIONS, Precision
 from hatrack.engine.helpers import without_main
+from hatrack.options import choose
 
 
 @contextmanager
@@ -33,7 +34,8 @@ def precision_scope(precision: Precision, device: torch.device, *, cpu: bool = F
 
 
 def check_precision(precision: Precision, device: torch.device, *, cpu: bool = False) -> None:
-    """Raise an error if a device can't compute in a precision."""
+    """Raise an error if there is no such precision, or a device can't compute in it."""
+    choose("precision", precision, PRECISIONS)
     if precision != "bfloat16" or device.type == "cuda":
         return
     if not cpu:

@@ -17,7 +17,7 @@ from hatrack.engine.choice import Engine
 from hatrack.experiments.build import build_trunk
 from hatrack.experiments.record_parts import Pretraining
 from hatrack.experiments.record_schema import PRETRAINING
-from hatrack.experiments.run_folder import RunFolder
+from hatrack.experiments.run_folder import TRUNK, RunFolder
 from hatrack.experiments.spec import Run
 from hatrack.files import tensors as tensor_files
 from hatrack.methods.method import Method
@@ -29,8 +29,6 @@ from hatrack.training.checkpoint import Stopped, stopping
 from hatrack.training.fit_loop import FitLoop
 from hatrack.training.progress import Progress, ProgressEvent
 from hatrack.training.trainer import Trainer
-
-FILE = "pretrained.trunk"  # in the folder of the run
 
 
 class Pretrained(NamedTuple):
@@ -130,9 +128,10 @@ def pretrain(
 
 def save(folder: Path, spec: Run, pretrained: Pretrained) -> None:
     """Write a trained trunk to the folder of its run, which exists."""
-    path = folder / FILE
+    path = folder / TRUNK
     try:
-        tensor_files.save(path, pretrained.trunk.state_dict(), {"spec": spec.spec, **pretrained.result.to_dict()})
+        metadata = {"spec": spec.spec, **pretrained.result.to_dict()}
+        tensor_files.save(path, pretrained.trunk.state_dict(), metadata, state=True)
     except OSError as error:
         raise ValueError(f"can't save to {path}: {error.strerror}") from None
 
@@ -149,7 +148,7 @@ def load(folder: Path, spec: Run, trunk: nn.Module) -> Pretraining | None:
         The result of its training; None if there is no file that can be used, and then the trunk is not changed.
     """
     try:
-        state, metadata = tensor_files.load(folder / FILE)
+        state, metadata = tensor_files.load(folder / TRUNK)
         PRETRAINING("", metadata)
     except (OSError, ValueError):
         return None

@@ -131,7 +131,7 @@ class Record:
         """
         path = Path(folder) / f"{self.name}.json"
         text = json.dumps(sign(self.to_dict()), indent=1, allow_nan=False)
-        write(path, text + "\n")
+        write(path, text + "\n", follow=False)
         return path
 
     @classmethod

@@ -2,23 +2,25 @@
 
 Beside the record NAME.json lie, until it is there, the folder NAME.part with the saved states and the lock NAME.lock. A file
 `again` in the folder says that the run is to replace the record that it has.
+
+Only files that a run made are ever removed, and NAME.part must be a folder, not a link to one: what lies elsewhere, and what
+somebody put there, is left alone.
 """
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from glob import escape
 from pathlib import Path
 from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
 from hatrack.files import tensors as tensor_files
-from hatrack.files.atomic import write
-from hatrack.training.checkpoint import Checkpointer
+from hatrack.files.atomic import check_own_folder, is_plain, read_bytes, remove_leftovers, target_of, write
+from hatrack.training.checkpoint import STATE, Checkpointer
 
 AGAIN = "again"
+TRUNK = "pretrained.trunk"
 
 
 class RunFolder:
@@ -38,6 +40,7 @@ class RunFolder:
 
     def __enter__(self) -> Self:
         place = self.path.parent
+        check_own_folder(self.path)
         try:
             place.mkdir(parents=True, exist_ok=True)
             self.lock.acquire(timeout=0)  # the system frees it when a process dies
@@ -45,18 +48,26 @@ class RunFolder:
             raise ValueError(f"{self.path.stem} is being run by another process") from None
         except OSError as error:
             raise ValueError(f"can't write to the folder {place}: {error.strerror}") from None
-        for name in (self.path / ".*", self.record.with_name(f".{escape(self.record.name)}.*")):
-            for file in name.parent.glob(name.name):
-                with suppress(OSError):
-                    file.unlink()  # half written when a process was killed
+        for name in (self.record, *(self.path / name for name in sorted(self._names()))):
+            remove_leftovers(name)  # half written when a process was killed
         return self
 
     def __exit__(self, *_: object) -> None:
         self.checkpointer.close()  # before another process may come in
-        if not self.path.exists():
+        if not any(self.files()):
             with suppress(OSError):  # where an open file can't be removed, the lock does it by itself
                 Path(self.lock.lock_file).unlink(missing_ok=True)
         self.lock.release()
+
+    def files(self) -> list[Path]:
+        """Return the files of the run in its folder; the mark that it is to be run again comes first."""
+        found = [self.path / name for name in self._names()]
+        return [file for file in sorted(found, key=lambda file: (file.name != AGAIN, file.name)) if is_plain(file)]
+
+    def _names(self) -> set[str]:
+        """Return the names of files of the run in its folder, also of those that are half written."""
+        found = (target_of(file.name) for file in self.path.glob("*"))
+        return {name for name in found if name in (AGAIN, TRUNK) or STATE.fullmatch(name)}
 
     @property
     def done(self) -> bool:
@@ -76,14 +87,16 @@ class RunFolder:
         """Drop the saved states and mark the record as one to replace, unless that was done before and the run is not
         finished."""
         if not (self.path / AGAIN).exists():
-            shutil.rmtree(self.path, ignore_errors=True)
+            self.remove_states()
             self.checkpointer.make_folder()
-            write(self.path / AGAIN, json.dumps(self.spec))
+            write(self.path / AGAIN, json.dumps(self.spec), follow=False, private=True)
 
     def remove_states(self) -> None:
-        """Remove the saved states: the run has its record."""
-        (self.path / AGAIN).unlink(missing_ok=True)
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove the files of the run, and their folder if nothing else is in it: the run has its record, or starts anew."""
+        for file in self.files():
+            file.unlink(missing_ok=True)
+        with suppress(OSError):  # somebody else has files there, or there is no folder
+            self.path.rmdir()
 
     def tidy(self) -> None:
         """Remove what is left of a run that was killed after it had its record, unless another process has it."""
@@ -100,7 +113,7 @@ def unfinished(folder: Path) -> Iterator[RunFolder]:
         folder: a folder of records, or the folder NAME.part of one run.
     """
     for part in [folder] if folder.suffix == ".part" else sorted(folder.glob("*.part")):
-        files = [*part.glob("task-*.safetensors"), *part.glob("*.trunk"), *part.glob(AGAIN)]
+        files = [file for file in RunFolder(part, {}).files() if not file.name.startswith("fit-")]
         spec = next((spec for file in files if (spec := _spec_in(file))), {})
         if files and not (found := RunFolder(part, spec)).done:
             yield found
@@ -109,7 +122,7 @@ def unfinished(folder: Path) -> Iterator[RunFolder]:
 def _spec_in(file: Path) -> dict[str, Any] | None:
     """The spec in a saved state, or in the mark of a run that is to be run again."""
     try:
-        spec = json.loads(file.read_bytes()) if file.name == AGAIN else tensor_files.load(file)[1]["spec"]
+        spec = json.loads(read_bytes(file)) if file.name == AGAIN else tensor_files.load(file)[1]["spec"]
     except (OSError, ValueError, KeyError, RecursionError):
         return None
     return spec if isinstance(spec, dict) else None

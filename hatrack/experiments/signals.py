@@ -1,4 +1,4 @@
-"""Ctrl-C and requests to end: the runs under way save their states and stop."""
+"""Ctrl-C, requests to end and a terminal that is closed: the runs under way save their states and stop."""
 
 import signal
 import threading
@@ -7,17 +7,19 @@ from contextlib import contextmanager
 
 from hatrack.training.checkpoint import stopping
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @contextmanager
 def stop_by_signal() -> Iterator[None]:
-    """Within it, Ctrl-C or a request to end lets the current step finish, saves the state and stops; a second Ctrl-C stops
-    at once."""
+    """Within it, Ctrl-C, a request to end or the end of the terminal stops the runs: the current step is finished and the
+    state is saved. A second Ctrl-C stops at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _stop) for number in SIGNALS}
+    ignored = signal.SIG_IGN  # nohup asks for it, and a run goes on when its terminal is closed
+    wanted = [n for n in SIGNALS if n in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(n) != ignored]
+    before = {number: signal.signal(number, _stop) for number in wanted}
     try:
         yield
     finally:
@@ -28,5 +30,6 @@ def stop_by_signal() -> Iterator[None]:
 
 def _stop(number: int, frame: object) -> None:
     if number == signal.SIGINT and stopping.is_set():  # other signals may come twice, to a process and to its group
+        signal.signal(number, signal.SIG_IGN)  # a third does not interrupt what the second began
         raise KeyboardInterrupt
     stopping.set()

@@ -12,7 +12,7 @@ from hatrack.datasets.catalog import SETS
 from hatrack.experiments.record import clean, name_of
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS, Init
-from hatrack.options import Option, check, choose, complete, without_added_defaults
+from hatrack.options import Option, check, choose, complete, expect, without_added_defaults
 from hatrack.regime import Regime
 from hatrack.registry import Registry, source_digest
 
@@ -67,6 +67,8 @@ class Run:
         if type(self.seed) is not int or not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be a whole number from 0, not {self.seed!r}")
         check(Run, vars(self))
+        expect("regime", self.regime, Regime, "a Regime, such as Regime(epochs=20)")
+        expect("network", self.network, str, "a name; '' for the benchmark's own")
         if self.pretrain:
             choose("data set", self.pretrain, SETS)
         elif self.pretrain_epochs:

@@ -127,7 +127,9 @@ def _without_ctrl_c() -> Iterator[None]:
 
 def _work(pipe: Any, threads: int) -> None:
     """The main function of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGHUP"):  # the main process takes them
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     warnings.formatwarning = one_line
     torch.set_num_threads(threads)

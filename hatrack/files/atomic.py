@@ -1,45 +1,89 @@
-"""Atomic writes, so that a file is always complete, and reads of plain files only."""
+"""Atomic writes, so that a file is always complete, reads of plain files only, and folders that nobody else reads."""
 
+import io
+import math
 import os
+import re
+import secrets
+import stat
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
+from typing import IO
+
+from hatrack.files.limits import TEXT
 
 LEFT_BEHIND = 3600  # seconds after which a temporary file is removed: the process that wrote it was killed
+TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+(-[0-9a-f]{16})?", re.DOTALL)  # .NAME.PID-RANDOM; in version 0.1 .NAME.PID
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a plain file; raise a ValueError for anything else, because reading a pipe may never end."""
+# Reading
+
+
+def read_bytes(path: Path, most: int | None = TEXT) -> bytes:
+    """Return the content of a plain file; raise a ValueError for anything else, because reading a pipe may never end.
+
+    Args:
+        path: the file.
+        most: the largest number of bytes that is accepted; None for any.
+    """
     try:
         if path.exists() and not path.is_file():
             raise ValueError(f"{path} can't be read: it is not a file")
-        return path.read_bytes()
+        with path.open("rb") as file:
+            if most is not None and os.fstat(file.fileno()).st_size > most:
+                raise ValueError(f"{path} has more than {most:,} bytes, the most that is accepted")
+            return file.read()
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file") from None
     except OSError as error:
         raise ValueError(f"{path} can't be read: {error.strerror}") from None
 
 
-def write(path: Path, content: str | bytes) -> None:
+# Writing
+
+
+def write(path: Path, content: str | bytes, *, follow: bool = True, private: bool = False) -> None:
     """Write a file atomically: write a temporary file, flush it, and rename it.
 
     At any moment the file has either its old or its new content, completely. When this returns, it is on the disk.
 
     Args:
-        path: the file; if it is a symbolic link, the file that it points to is replaced.
+        path: the file.
         content: text, written as UTF-8, or bytes.
+        follow: if the file is a symbolic link, replace the file that it points to; if False, replace the link itself.
+        private: only the user may read and write the file.
     """
-    data = content.encode() if isinstance(content, str) else content
-    path = path.resolve()  # so that a symbolic link stays one
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise ValueError(f"{path} is not a file that could be replaced")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    path = path.resolve() if follow else path
+    with suppress(FileNotFoundError):
+        kind = (path.stat if follow else path.lstat)().st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISLNK(kind) or stat.S_ISDIR(kind)):  # os.replace refuses a folder
+            raise ValueError(f"{path} is not a file that could be replaced")
+    with new_file(path, private=private) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+    remove_leftovers(path, LEFT_BEHIND)
+
+
+@contextmanager
+def new_file(path: Path, *, private: bool = False, then: Callable[[], None] = lambda: None) -> Iterator[IO[bytes]]:
+    """Open a temporary file that takes the place of `path` when the block ends; if it fails, nothing has changed.
+
+    The temporary file has a name that nobody can know before, and is new: no link of that name is ever followed.
+
+    Args:
+        path: the file to be written or replaced; if it is a symbolic link, the link is replaced.
+        private: only the user may read and write the file.
+        then: called when the new content is on the disk, just before it takes its place.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(8)}")
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
+        with io.open(temporary, "xb", opener=_open_private if private else None) as file:  # noqa: UP020
+            yield file
             file.flush()
             os.fsync(file.fileno())
+        then()
         os.replace(temporary, path)
     except BaseException as error:
         with suppress(OSError):
@@ -48,10 +92,32 @@ def write(path: Path, content: str | bytes) -> None:
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
     flush_names(path.parent)
-    for other in path.parent.glob(f".{escape(path.name)}.*"):
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def target_of(name: str) -> str:
+    """Return the name of the file that a temporary file of this name was to become; any other name stays as it is."""
+    found = TEMPORARY.fullmatch(name)
+    return found["name"] if found else name
+
+
+def remove_leftovers(path: Path, seconds: float = -math.inf) -> None:
+    """Remove temporary files of `path` that processes left when they were killed: those older than so many seconds."""
+    for file in path.parent.glob(f".{escape(path.name)}.*"):
         with suppress(OSError):
-            if time.time() - other.stat().st_mtime > LEFT_BEHIND:
-                other.unlink()
+            if target_of(file.name) == path.name and is_plain(file) and time.time() - file.lstat().st_mtime >= seconds:
+                file.unlink()
+
+
+def is_plain(path: Path) -> bool:
+    """Return whether a path is that of a file: no folder, no link, no pipe."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def flush_names(folder: Path) -> None:
@@ -64,13 +130,32 @@ def flush_names(folder: Path) -> None:
             os.close(handle)
 
 
+# Folders
+
+
 def writable(folder: Path) -> Path:
     """Create a folder if it does not exist and return it; raise a ValueError if no file can be written there."""
-    probe = folder / ".writable"
+    probe = folder / f".writable.{os.getpid()}-{secrets.token_hex(8)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink(missing_ok=True)  # another process may have removed it
+        probe.touch(exist_ok=False)
+        probe.unlink()
     except OSError as error:
         raise ValueError(f"can't write to the folder {folder}: {error.strerror}") from None
     return folder
+
+
+def check_own_folder(folder: Path) -> None:
+    """Raise a ValueError if a link or a file has the name of a folder that is ours: we would change what lies elsewhere."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        kind = "a symbolic link" if folder.is_symlink() else "a file"
+        raise ValueError(f"{folder} must be a folder that hatrack made, not {kind}: remove it or choose another folder")
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder that only the user may read, and flush its name; raise as `check_own_folder` does."""
+    check_own_folder(folder)
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        flush_names(folder.parent)

@@ -13,19 +13,21 @@ from safetensors.torch import save as safetensors_of
 from torch import Tensor
 
 from hatrack.files.atomic import read_bytes, write
+from hatrack.files.limits import TEXT
 
 SHOWN = 3  # differences that an error message names
 
 
-def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
+def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], *, state: bool = False) -> None:
     """Write a file atomically: an existing one is replaced when the new one is complete.
 
     Args:
         path: the file.
         tensors: tensors by name; they may be on any device.
         metadata: anything that JSON can represent; nan and infinities are allowed.
+        state: the file is a state of a run, which only the user may read; a link of its name is replaced, not followed.
     """
-    write_copies(path, host_copies(tensors), json.dumps(metadata, allow_nan=True))
+    write_copies(path, host_copies(tensors), json.dumps(metadata, allow_nan=True), state=state)
 
 
 def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -33,9 +35,10 @@ def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
 
 
-def write_copies(path: Path, copies: dict[str, Tensor], text: str) -> None:
+def write_copies(path: Path, copies: dict[str, Tensor], text: str, *, state: bool = False) -> None:
     """Write a file as `save` does, of what `host_copies` returned and of metadata as JSON. It may run in any thread."""
-    write(path, safetensors_of(copies, metadata={"hatrack": text, "digest": digest(copies, text)}))
+    data = safetensors_of(copies, metadata={"hatrack": text, "digest": digest(copies, text)})
+    write(path, data, follow=not state, private=state)
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -44,10 +47,12 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Returns:
         The tensors by name, on the CPU, and the metadata.
     """
-    data = read_bytes(path)
+    data = read_bytes(path, most=None)  # nothing in it is compressed
     try:
-        tensors = read_safetensors(data)
         size = int.from_bytes(data[:8], "little")
+        if size > TEXT:
+            raise ValueError(f"a header of {size:,} bytes")
+        tensors = read_safetensors(data)
         header = json.loads(data[8 : 8 + size]).get("__metadata__", {})
         text = header["hatrack"]
         metadata = json.loads(text)

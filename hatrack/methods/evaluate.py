@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from hatrack.methods.method import Method
 from hatrack.methods.modes import evaluation_mode
 from hatrack.networks.network import Network
+from hatrack.options import expect
 from hatrack.tasks.device import split_to_device
 from hatrack.tasks.split import Split
-from hatrack.tasks.task import Task
 
 BATCH = 1000  # images per forward pass
 LARGE = 2**25  # bytes of images per forward pass on a GPU: 10,699 of 28 x 28 pixels, 2,730 of 3 x 32 x 32
@@ -165,8 +165,8 @@ def evaluate(method: Method, split: Split) -> Score:
         >>> 0 <= score.accuracy <= 1
         True
     """
-    if isinstance(split, Task):
-        raise ValueError("evaluate takes a part of a task: its .test, .valid or .train")
+    expect("method", method, Method, "a method, such as HAT(net)")
+    expect("split", split, Split, "a part of a task: its .test, .valid or .train")
     if not len(split):
         raise ValueError("there are no images to evaluate on; a task made with valid=0 has no validation data")
     return Evaluation(method, split_to_device(split, method.net.example.device))()

@@ -27,11 +27,11 @@ from hatrack.methods.ownership import check_owner, claim
 from hatrack.methods.serving import ServedMethod, ServedNetwork, ServedTask
 from hatrack.methods.stored_images import StoredImages
 from hatrack.networks.network import LISTED, Network
-from hatrack.options import parameters
+from hatrack.options import parameters, shown, whole
 from hatrack.regime import Regime
 from hatrack.tasks.arrays import as_tensor, channels_first
 from hatrack.tasks.device import to_device
-from hatrack.tasks.split import Batch, TaskId
+from hatrack.tasks.split import Batch, TaskId, task_ids
 from hatrack.tasks.task import Task
 from hatrack.text import SCARCE, is_held
 
@@ -238,6 +238,8 @@ class Method(nn.Module):
         Returns:
             Logits (images, classes of the task); for several tasks as wide as the widest, see `Network.head`.
         """
+        if not isinstance(x, Tensor):
+            raise ValueError(f"images must be a tensor, not {type(x).__name__}: method.predict takes arrays as well")
         if x.dtype == torch.uint8:
             raise ValueError(
                 "images of type uint8 are raw: method.predict(images, task) takes them; method.net.preprocess(images, task) "
@@ -251,6 +253,9 @@ class Method(nn.Module):
             kept = HiddenState(self, buffers=True) if self._must_keep(task) else None
             try:
                 return super().__call__(x, task)  # type: ignore[no-any-return]
+            except RuntimeError:  # perhaps the cause is known, and the message can be clearer
+                self.net.check_precision(x, "the images")
+                raise
             finally:
                 if kept:
                     kept.restore()
@@ -283,6 +288,8 @@ class Method(nn.Module):
             The class of each image, a tensor of int64.
         """
         raw = channels_first("images", as_tensor("images must be numbers", images).to(self.net.example.device))
+        if raw.is_complex():
+            raise ValueError(f"images must be real numbers, not {str(raw.dtype).removeprefix('torch.')}")
         raw = self.net.preprocessing.in_kind(raw)
         task = task_number(task, len(raw))
         for number in {task} if isinstance(task, int) else set(task.tolist()):
@@ -321,6 +328,7 @@ class Method(nn.Module):
             >>> model(method.net.preprocess(torch.tensor(x_test), 0)).argmax(1).equal(method.predict(x_test, task=0))
             True
         """
+        task = whole("a task's number", task)
         self.net.check_task_id(task)
         with evaluation_mode(self):
             self.make_room()
@@ -366,17 +374,15 @@ class Method(nn.Module):
 
 
 def task_number(task: Any, images: int) -> TaskId:
-    """Return a task's number as an int; the numbers of many tasks, one per image, as they are."""
+    """Return a task's number as an int; the numbers of many tasks, one per image, as a tensor of int64."""
     if isinstance(task, Tensor) and task.dim():
-        if task.shape != (images,):
-            raise ValueError(f"one task number per image is needed: {images} images, numbers of shape {tuple(task.shape)}")
-        return task
+        return task_ids(task, images)
     try:
         if isinstance(task, bool):
             raise TypeError
         return operator.index(task)
     except TypeError:
-        raise ValueError(f"a task is given by its number, or a tensor of them, one per image, not {task!r}") from None
+        raise ValueError(f"a task is given by its number, or a tensor of them, one per image, not {shown(task)}") from None
 
 
 def used_modules(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:

@@ -71,7 +71,8 @@ class PMASK(Method):
             Literal["normal", "uniform"], Option("initial embeddings: N(0, 1), or U(0, 2) to start with every weight on")
         ] = "normal",
         gate_lr: Annotated[
-            float, Option("learning rate of the embeddings, always plain SGD, times the weights per unit", above=0)
+            float,
+            Option("learning rate of the embeddings, always plain SGD, times the weights per unit", above=0, high=1e30),
         ] = 0.05,
         norms: Annotated[
             Literal["task", "shared"], Option("normalisation of each task its own, or one that all tasks train")

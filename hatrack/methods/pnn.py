@@ -91,7 +91,7 @@ class PNN(Method):
             int, Option("columns that share the budget; 0: as many as the network has tasks in the beginning", low=0)
         ] = 0,
         expand: Annotated[
-            float, Option("budget: a column has EXPAND / BUDGET_TASKS of the network's width", above=0)
+            float, Option("budget: a column has EXPAND / BUDGET_TASKS of the network's width", above=0, high=1000)
         ] = 1.117,
         probes: ProbesOption = 0,
     ) -> None:

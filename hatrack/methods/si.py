@@ -50,7 +50,7 @@ class SI(Method):
         self,
         net: Network,
         *,
-        c: Annotated[float, Option("strength of the springs: larger forgets less and learns less", low=0)] = 0.1,
+        c: Annotated[float, Option("strength of the springs: larger forgets less and learns less", low=0, high=1e30)] = 0.1,
         xi: Annotated[float, Option("damping: keeps weights that hardly moved from having huge importances", above=0)] = 0.1,
     ) -> None:
         super().__init__(net)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hatrack.networks import Init
+from hatrack.networks.arguments import cannot_run, check_arguments, check_classes
 from hatrack.networks.freezing import freeze_parts
 from hatrack.networks.heads import by_task
 from hatrack.networks.initial_weights import initialise
@@ -71,6 +72,7 @@ class Network(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        check_arguments(trunk, freeze, seed, init)
         if heads not in ("multi", "shared"):
             raise ValueError(f"heads must be 'multi' or 'shared', not {heads!r}")
         classes, example = classes_and_example(classes, example, tasks)
@@ -124,6 +126,7 @@ class Network(nn.Module):
             50
         """
         classes, example = classes_and_example(classes, example, tasks)
+        check_arguments(model, "", 0, "")
         trunk = copy.deepcopy(model)
         name = last_layer(trunk, example)
         parent, _, own = name.rpartition(".")
@@ -147,9 +150,9 @@ class Network(nn.Module):
         with torch.no_grad():
             try:
                 out = self.trunk.eval()(self.example)
-            except RuntimeError:
+            except RuntimeError as error:
                 self.check_precision(self.example, "the example")
-                raise
+                raise cannot_run(error, self.example) from error
         self.trunk.train(mode)
         if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != len(self.example):
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
@@ -181,8 +184,7 @@ class Network(nn.Module):
             classes = operator.index(classes)
         except TypeError:
             raise ValueError(f"the classes of a task are counted by a whole number, not {classes!r}") from None
-        if classes < 1:
-            raise ValueError(f"a task has at least one class, not {classes}")
+        check_classes(classes)
         if self.shared and len(self.heads):
             if classes > self.classes[0]:
                 raise ValueError(f"the shared head has {self.classes[0]} outputs, too few for {classes} classes")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hatrack.tasks.arrays import as_tensor, channels_first
-from hatrack.tasks.split import TaskId
+from hatrack.tasks.split import TaskId, task_ids
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import Transform, scaled
 
@@ -29,12 +29,14 @@ def classes_and_example(classes: Sequence[int] | None, example: Any, tasks: Any)
             raise ValueError(
                 "a network needs tasks=tasks, or classes and an example: Network(trunk, [10, 43], example=x[:2])"
             )
+        if not len(as_tensor("the example must be images", example).reshape(-1)):
+            raise ValueError("the example has no images: one or more are needed, such as x[:2]")
         if isinstance(classes, int):
             raise ValueError(f"classes are a list, of one number per task, such as [{classes}], not {classes}")
         return list(classes), as_example(example)
     if classes is not None or example is not None:
         raise ValueError("a network takes classes and an example from the tasks: give either tasks or these two, not both")
-    if isinstance(tasks, Task) or not tasks or not all(isinstance(task, Task) for task in tasks):
+    if not isinstance(tasks, Sequence) or not tasks or not all(isinstance(task, Task) for task in tasks):
         raise ValueError(f"tasks must be a list of one Task or more, not {tasks!r}")
     ordered = sorted(tasks, key=lambda task: task.index)
     if [task.index for task in ordered] != list(range(len(ordered))):
@@ -89,7 +91,11 @@ class Preprocessing(nn.Module):
 
     def forward(self, images: Tensor, task: TaskId) -> Tensor:
         """Return what the network sees of raw images (uint8, or float in the units of the task's own data)."""
-        row = torch.full((len(images),), task, device=images.device) if isinstance(task, int) else task
+        row = (
+            torch.full((len(images),), task, device=images.device)
+            if isinstance(task, int)
+            else task_ids(task, len(images), len(self.raw))
+        )
         size, own = math.prod(images.shape[1:]), self.raw[row]
         if not (own == size).all():
             wanted = int(own[own != size][0])

@@ -19,7 +19,7 @@ def vgg(
         128,
         256,
     ),
-    convolutions: Annotated[int, Option("convolutions in each block", low=1)] = 2,
+    convolutions: Annotated[int, Option("convolutions in each block", low=1, high=100)] = 2,
     widths: Annotated[tuple[int, ...], Option("units of each linear layer, by commas", low=1)] = (512, 512),
     dropout: Annotated[float, Option("share of the activations dropped after each linear layer", low=0, high=0.99)] = 0.5,
 ) -> nn.Sequential:

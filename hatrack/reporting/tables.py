@@ -4,9 +4,9 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, combinations
+from itertools import chain
 from typing import Any
 
 from rich import box
@@ -121,7 +121,8 @@ def settings(records: Iterable[Record]) -> list[Setting]:
         groups.setdefault(json.dumps(_common(record), sort_keys=True), []).append(record)
     keys = sorted(groups, key=lambda key: (groups[key][0].spec.benchmark, key))
     common = [_common(groups[key][0]) for key in keys]
-    return [Setting(_title(one, common), one, _by_label(groups[key])) for key, one in zip(keys, common, strict=True)]
+    titles = _titles(common)
+    return [Setting(title, one, _by_label(groups[key])) for title, key, one in zip(titles, keys, common, strict=True)]
 
 
 def _common(record: Record) -> dict[str, Any]:
@@ -129,18 +130,36 @@ def _common(record: Record) -> dict[str, Any]:
     return {**fixed, TASK_COUNT: len(record.tasks)}
 
 
-def _title(common: Mapping[str, Any], others: list[dict[str, Any]]) -> str:
-    """Return the benchmark, and the fewest options that distinguish its settings from each other."""
-    same = [_flat(other) for other in others if other["benchmark"] == common["benchmark"]]
+def _titles(common: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the title of every setting: the benchmark, and options that distinguish its settings from each other."""
+    flat = [(one["benchmark"], _flat(one)) for one in common]
+    by_benchmark: dict[str, list[dict[str, Any]]] = {}
+    for benchmark, options in flat:
+        by_benchmark.setdefault(benchmark, []).append(options)
+    chosen = {benchmark: _distinguishing(same) for benchmark, same in by_benchmark.items()}
+    titles = []
+    for benchmark, options in flat:
+        text = ", ".join(f"{name}={option_text(options[name])}" for name in chosen[benchmark] if name in options)
+        titles.append(printable(benchmark) + (f" ({text})" if text else ""))
+    return titles
 
-    def distinct(names: Iterable[str]) -> int:
-        return len({tuple(option_text(other.get(name)) for name in names) for other in same})
 
-    differ = [name for name in dict.fromkeys(chain.from_iterable(same)) if distinct([name]) > 1]
-    subsets = chain.from_iterable(combinations(differ, size) for size in range(len(differ) + 1))
-    chosen, own = next(names for names in subsets if distinct(names) == distinct(differ)), _flat(common)
-    text = ", ".join(f"{name}={option_text(own[name])}" for name in chosen if name in own)
-    return printable(common["benchmark"]) + (f" ({text})" if text else "")
+def _distinguishing(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return few options whose values together are as different as all options are.
+
+    Options with many values come first, and one is taken if it divides a group of tables that still are the same: the time
+    is linear in the tables times the options, while to find the fewest options would take time exponential in them.
+    """
+    names = list(dict.fromkeys(chain.from_iterable(tables)))
+    texts = {name: [option_text(table.get(name)) for table in tables] for name in names}
+    groups, taken = [0] * len(tables), set()
+    for name in sorted(names, key=lambda name: -len(set(texts[name]))):
+        numbers: dict[tuple[int, str], int] = {}
+        finer = [numbers.setdefault(pair, len(numbers)) for pair in zip(groups, texts[name], strict=True)]
+        if len(numbers) > max(groups) + 1:
+            groups = finer
+            taken.add(name)
+    return [name for name in names if name in taken]
 
 
 def _flat(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hatrack.options import shown
 from hatrack.tasks.transform import Transform
 
 UNITS = 2.0  # images that were scaled to [0, 1] have no values beyond it
@@ -28,15 +29,26 @@ def normalisation(
     channels = shape[0] if len(shape) == 3 else 1
     table = []
     for name, value in (("mean", mean), ("std", std)):
-        row = torch.as_tensor(value, dtype=torch.float32).reshape(1, -1) * scale
+        row = numbers(name, value).reshape(1, -1) * scale
         if row.shape[1] not in (1, channels):
             raise ValueError(f"{name} must be one number or {channels}, one per channel, not {value!r}")
         table.append(row.expand(1, channels).contiguous())
     if not table[0].isfinite().all():
         raise ValueError(f"mean must be finite, not {mean!r}")
-    if not (table[1] > 0).all():
-        raise ValueError(f"std must be greater than 0, not {std!r}")
+    if not ((table[1] > 0) & table[1].isfinite()).all():
+        raise ValueError(f"std must be finite and greater than 0, not {std!r}")
     return Transform(tuple(shape), *table)
+
+
+def numbers(name: str, value: Any) -> Tensor:
+    """Return one number or several as a tensor; raise a ValueError for anything else."""
+    try:
+        found = torch.as_tensor(value, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError):
+        found = torch.zeros(0)
+    if not found.numel():
+        raise ValueError(f"{name} must be a number, or one per channel, not {shown(value)}")
+    return found
 
 
 def to_tensors(what: str, x: Any, y: Any, *, tokens: bool = False) -> tuple[Tensor, Tensor]:
@@ -115,6 +127,8 @@ def in_units(
         The training images, the test images, and the number by which the transform has to divide them.
     """
     scale = check_scale(scale)
+    numbers("mean", mean)
+    numbers("std", std)
     floats = [x for x in (train, test) if x.dtype != torch.uint8]
     if len(floats) == 2:
         return train, test, _scale_of_floats(what, train, test, mean, std, scale)

@@ -14,6 +14,23 @@ from hatrack.tasks.transform import Transform, scaled
 TaskId = int | Tensor  # one task, or one per example
 
 
+def task_ids(task: Tensor, images: int, tasks: int | None = None) -> Tensor:
+    """Return the numbers of tasks as int64; raise an error unless they are whole numbers, one per image.
+
+    Args:
+        task: the numbers.
+        images: how many images there are.
+        tasks: how many tasks there are, to check the numbers themselves, which reads them from the device; None: no check.
+    """
+    if task.shape != (images,):
+        raise ValueError(f"one task number per image is needed: {images} images, numbers of shape {tuple(task.shape)}")
+    if task.dtype is torch.bool or task.is_floating_point() or task.is_complex():
+        raise ValueError(f"task numbers must be whole numbers such as int64, not {str(task.dtype).removeprefix('torch.')}")
+    if tasks is not None and (wrong := [number for number in set(task.tolist()) if not 0 <= number < tasks]):
+        raise IndexError(f"no task {wrong[0]}: the network has {tasks} (add_task makes room for one more)")
+    return task.long()
+
+
 class Batch(NamedTuple):
     """All that one training step gets: what `Method.loss` and `Method.edit_grads` are handed.
 

@@ -1,6 +1,5 @@
 """A Task: training, validation and test data, of a benchmark or of a user's own arrays, all checked."""
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -10,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hatrack.tasks.arrays import check_labels, check_plain, hold_out, in_units, normalisation, to_tensors
+from hatrack.options import shown, whole
+from hatrack.tasks.arrays import as_tensor, check_labels, check_plain, hold_out, in_units, normalisation, to_tensors
 from hatrack.tasks.split import Split, shape_text
 from hatrack.tasks.transform import Transform
 
@@ -43,7 +43,7 @@ class Task:
     test: Split
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str):  # a saved method would hold a name that can't be read again
+        if not isinstance(self.name, str) or not self.name.strip():  # a saved method would hold a name that can't be read
             raise ValueError(f"the name of a task is text, not {self.name!r}")
 
     def __repr__(self) -> str:
@@ -108,9 +108,9 @@ class Task:
             >>> floats = x_train.astype("float32"), y_train, x_test.astype("float32"), y_test  # from 0 to 255
             >>> same = hr.Task.from_arrays(0, "digits", *floats, mean=0.13, std=0.31, scale=255)
         """
-        if not 0 <= valid < 1:
-            raise ValueError(f"valid must be a share from 0 to below 1, not {valid!r}")
-        index = operator.index(index)
+        if isinstance(valid, bool) or not isinstance(valid, int | float | np.number) or not 0 <= valid < 1:
+            raise ValueError(f"valid must be a share from 0 to below 1, not {shown(valid)}")
+        index, seed = whole("the number of a task", index), whole("seed", seed)
         if index < 0:
             raise ValueError(f"the number of a task counts from 0, not {index}")
         what = f"task {name!r}"
@@ -124,10 +124,7 @@ class Task:
             scale = check_plain(what, mean, std, scale)
         else:
             train, test, scale = in_units(what, train, test, mean, std, scale)
-        try:
-            classes = int(y.max()) + 1 if classes is None else operator.index(classes)
-        except TypeError:
-            raise ValueError(f"{what}: classes must be a whole number, not {classes!r}") from None
+        classes = int(y.max()) + 1 if classes is None else whole(f"{what}: classes", classes)
         check_labels(f"{what}, training", y, classes, every=True)
         check_labels(f"{what}, test", y_of_test, classes, every=False)
         transform = normalisation(train.shape[1:], mean, std, scale)
@@ -194,9 +191,14 @@ class Task:
 def _items(what: str, data: Any) -> tuple[Tensor, Tensor]:
     """Read all images and labels of a data set."""
     images, labels = [], []
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise ValueError(f"{what}: a data set with a length and (image, label) pairs is needed, not {shown(data)}")
     for number in range(len(data)):
-        image, label = data[number]
-        images.append(image if isinstance(image, Tensor) else torch.from_numpy(np.array(image)))
+        try:
+            image, label = data[number]
+        except (TypeError, ValueError):
+            raise ValueError(f"{what}: item {number} must be an (image, label) pair, not {shown(data[number])}") from None
+        images.append(as_tensor(f"{what}: images must be numbers", image if isinstance(image, Tensor) else np.array(image)))
         labels.append(_label(what, label))
         if images[-1].shape != images[0].shape:
             raise ValueError(

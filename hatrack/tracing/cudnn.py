@@ -1,8 +1,7 @@
 """Recurrent layers on a GPU without cuDNN.
 
-cuDNN wants the weights of a recurrent layer in one piece of memory. Weights that were computed for a call, such as gated ones,
-are not, so cuDNN would copy them together at every call, and a recorded call would read memory that is no longer theirs.
-torch's own kernels take any weights.
+cuDNN wants the weights of a recurrent layer in one piece of memory. Weights that were computed for a call, such as gated
+ones, are not, so cuDNN would copy them together at every call. torch's own kernels take any weights.
 """
 
 import threading

@@ -9,6 +9,7 @@ way at a time: the next save, a stop and the end of the run wait for it, and its
 """
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from hatrack._version import __version__
 from hatrack.files import tensors as tensor_files
-from hatrack.files.atomic import flush_names
+from hatrack.files.atomic import is_plain, make_private
 from hatrack.methods.method import Method
 from hatrack.networks.preprocessing import current_name
 from hatrack.training.background import Background
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from hatrack.training.trainer import Trainer
 
 FORMAT = 2
+STATE = re.compile(r"(task-\d+|fit-\d+-\d+-[01])\.safetensors")  # the names of our files; others are left alone
 State = tuple[dict[str, Tensor], dict[str, Any]]  # tensors and metadata
 stopping = threading.Event()  # somebody asked the program to end: save and stop
 
@@ -65,9 +67,8 @@ class Checkpointer:
         """Save the state in which a task begins, with all that was measured so far."""
         self.wait()
         self.task, self.fit = task, -1
-        _remove(
-            self.folder.glob(f"fit-{task}-*.safetensors")
-        )  # of another process, whose beginning of this task was damaged
+        old = (file for file in self._states() if file.name.startswith(f"fit-{task}-"))
+        _remove(old)  # of another process, whose beginning of this task was damaged
         tensors = {f"method/{key}": value for key, value in method.state_dict().items()}
         carried, metadata = trainer.state(method)
         metadata |= {"task": task, "rows": rows, "history": list(method.history.items())}
@@ -79,7 +80,7 @@ class Checkpointer:
         Returns:
             What was measured before it, or None if nothing was saved.
         """
-        files = [file for file in self.folder.glob("task-*.safetensors") if file.stem.split("-", 1)[1].isdecimal()]
+        files = [file for file in self._states() if file.name.startswith("task-")]
         files.sort(key=lambda file: int(file.stem.split("-")[1]), reverse=True)
         for file in files:
             state = self._read(file)
@@ -118,7 +119,7 @@ class Checkpointer:
             tensors = {key: value for key, value in tensors.items() if not key.startswith(spare)}
         self.saves += 1
         older = [self._fit_file((self.saves + 1) % 2)] if ended else []  # no later state will take its place
-        metadata = {**metadata, "saves": self.saves, "ended": ended}
+        metadata = {**metadata, "task": self.task, "fit": self.fit, "saves": self.saves, "ended": ended}
         self._start_write(self._fit_file(self.saves % 2), tensors, metadata, partial(_remove, older))
 
     def after_step(self, loop: "FitLoop") -> None:
@@ -147,11 +148,13 @@ class Checkpointer:
     def _fit_file(self, parity: int) -> Path:
         return self.folder / f"fit-{self.task}-{self.fit}-{parity}.safetensors"
 
+    def _states(self) -> list[Path]:
+        """Return our files in the folder."""
+        return [file for file in self.folder.glob("*.safetensors") if STATE.fullmatch(file.name) and is_plain(file)]
+
     def make_folder(self) -> None:
         """Make the folder if it is not there."""
-        if not self.folder.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            flush_names(self.folder.parent)
+        make_private(self.folder)
 
     def _start_write(
         self, path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any], then: Callable[[], None]
@@ -166,7 +169,7 @@ class Checkpointer:
     def _remove_before(self, task: int) -> None:
         """Remove what is older than a task. Its beginning stays, and that of the task before it."""
         kept = (self._task_file(task), self._task_file(task - 1))
-        _remove(file for file in self.folder.glob("*.safetensors") if file not in kept)
+        _remove(file for file in self._states() if file not in kept)
 
     def _read(self, path: Path) -> State | None:
         """Read a state; None, with a note, if it can't be used (an older one may)."""
@@ -187,12 +190,24 @@ class Checkpointer:
         except ValueError as error:
             self.notes.append(f"{path} is no state of a run: {error}")
             return None
+        if not _belongs(path, metadata):
+            self.notes.append(f"{path} is the state of another task or fit")
+            return None
         return {current_name(name): value for name, value in tensors.items()}, metadata
+
+
+def _belongs(path: Path, metadata: dict[str, Any]) -> bool:
+    """Return whether a state is that of the task and the fit which the name of its file says."""
+    task, *fit = (int(number) for number in path.stem.split("-")[1:])
+    own = metadata.get(
+        "task", metadata.get("fitted", {}).get("task")
+    )  # version 0.1 wrote no numbers into the state of a fit
+    return bool(own == task and (not fit or metadata.get("fit", fit[0]) == fit[0]))
 
 
 def _write(path: Path, copies: dict[str, Tensor], text: str, then: Callable[[], None]) -> None:
     try:
-        tensor_files.write_copies(path, copies, text)
+        tensor_files.write_copies(path, copies, text, state=True)
     except OSError as error:
         raise ValueError(f"can't save to {path}: {error.strerror}; what was saved before is still there") from None
     then()

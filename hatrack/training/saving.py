@@ -24,7 +24,7 @@ from hatrack.methods.method import Method
 from hatrack.methods.parts.task_norms import own_tensors
 from hatrack.networks.network import Network
 from hatrack.networks.preprocessing import current_name
-from hatrack.options import nearest, parameters
+from hatrack.options import expect, nearest, parameters, shown
 
 FORMAT = 1
 KIND = "method"
@@ -57,6 +57,7 @@ def save(method: Method, path: Path | str) -> None:
         >>> hr.save(method, "model.safetensors")
     """
     path = Path(path)
+    expect("method", method, Method, "a method, such as HAT(net)")
     metadata = _describe(method)
     _check_loadable(method)
     tensors = {f"logits.{task}": logits(method, task) for task in method.history}
@@ -159,6 +160,8 @@ def load(path: Path | str, trunk: nn.Module, *, method: type[Method] | None = No
         raise TypeError(f"the trunk must be an nn.Module, not {type(trunk).__name__}")
     if any(map(is_lazy, trunk.parameters())):
         raise ValueError("the trunk has weights whose shape it does not know yet: run it on an image before")
+    if method is not None and not (isinstance(method, type) and issubclass(method, Method)):
+        raise ValueError(f"method must be the class of a method, such as HAT, not {shown(method)}")
     tensors, metadata = _read(path)
     state = {name.removeprefix("state."): value for name, value in tensors.items() if name.startswith("state.")}
     kind = _class(path, metadata["method"], method)

@@ -89,7 +89,7 @@ class Trainer:
         if type(seed) is not int or seed < 0:
             raise ValueError(f"seed must be a whole number from 0, not {seed!r}")
         self.regime, self.seed, self.engine = regime or Regime(), seed, choose("engine", engine, ENGINES)
-        if not all(isinstance(task, Task) for task in watch_tasks):
+        if not isinstance(watch_tasks, Sequence) or not all(isinstance(task, Task) for task in watch_tasks):
             raise ValueError("watch_tasks takes a list of tasks, such as those of a benchmark")
         self.progress, self.watch, self.watch_tasks = progress, watch, watch_tasks
         self.precision = None if precision is None else choose("precision", precision, PRECISIONS)

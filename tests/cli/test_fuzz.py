@@ -48,7 +48,7 @@ from tests.helpers.records import make as make_record
 from tests.helpers.tiers import cases, quick_and_slow
 from tests.helpers.toys import toy_tasks
 
-SOME, MANY, ALL = 2, 10, 40  # cases per place: in `make test-slow` some and many, in `make test-long` all
+SOME, MANY, ALL = 2, 10, 210  # cases per place: in `make test-slow` some and many, in `make test-long` all
 
 
 # Places: a tree of files, which of them are damaged and how, what reads them, and what a success must have come to
@@ -360,7 +360,7 @@ def test_much_damage(place, pristine, tmp_path, monkeypatch):
 def test_there_are_enough_cases():
     assert len(PLACES) * SOME >= 40
     assert len(PLACES) * MANY >= 200
-    assert len(PLACES) * ALL >= 900
+    assert len(PLACES) * ALL >= 5000
 
 
 def with_a_pickle(kind: str) -> Damage:

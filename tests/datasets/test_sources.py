@@ -1,6 +1,7 @@
 """Data sets: the catalogue, the data folder, downloads of every published format from a local server, and failures."""
 
 import errno
+import hashlib
 import io
 import json
 import os
@@ -15,7 +16,6 @@ import threading
 import time
 import tracemalloc
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -256,6 +256,33 @@ def test_a_failed_download_is_continued_by_the_next_call(folder, site, digits, t
     assert site.requests["train-images-idx3-ubyte.gz"] == 1
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_the_sha256_of_a_file_decides_where_it_is_known(folder, site, digits, monkeypatch, right):
+    first, *others = SETS["mnist"].files
+    known = hashlib.sha256(site.files[first.name]).hexdigest() if right else "0" * 64
+    files = (first._replace(sha256=known, md5="0" * 32 if right else first.md5), *others)
+    monkeypatch.setitem(SETS, "mnist", archives.dataclasses.replace(SETS["mnist"], files=files))
+    if right:
+        download.get("mnist")
+        assert_same(load("mnist"), digits)
+    else:
+        with pytest.raises(OSError, match=f"its sha256 is not {known}"):
+            download.get("mnist")
+
+
+def test_addresses_with_https_come_first_and_checksums_are_whole():
+    for spec in SETS.values():
+        for file in spec.files:
+            assert sorted(file.bases, key=lambda base: not base.startswith("https://")) == list(file.bases)
+            assert re.fullmatch("[0-9a-f]{32}", file.md5)
+            assert re.fullmatch("([0-9a-f]{64})?", file.sha256)
+    assert {name for name, spec in SETS.items() if spec.files and not all(file.sha256 for file in spec.files)} == {
+        "notmnist",
+        "gtsrb",
+        "caltech101",
+    }, "no source publishes one"
+
+
 def test_a_server_that_fails_once_is_tried_again(folder, site, digits, monkeypatch):
     site.trouble["train-labels-idx1-ubyte.gz"] = "cut"
     monkeypatch.setattr(time, "sleep", lambda seconds: site.requests["train-labels-idx1-ubyte.gz"] and site.trouble.clear())
@@ -369,10 +396,10 @@ def test_a_full_disk_leaves_no_incomplete_set(folder, monkeypatch, before):
         with cache.locked("mnist"):
             cache.keep("mnist", old, "downloaded")
     folder.mkdir(exist_ok=True)
-    real = Path.open
+    real = io.open
     with monkeypatch.context() as patch:
         patch.setattr(
-            Path, "open", lambda path, mode="r", *a, **k: Full(path, "w") if mode == "wb" else real(path, mode, *a, **k)
+            io, "open", lambda path, mode="r", *a, **k: Full(path, "x") if mode == "xb" else real(path, mode, *a, **k)
         )
         with pytest.raises(OSError, match=r"no space left in .* for mnist") as error:
             cache.keep("mnist", new, "downloaded")

@@ -138,3 +138,15 @@ def test_references_of_another_size_are_refused(joint, random):
 def test_forward_transfer_needs_one_value_per_task(before):
     with pytest.raises(ValueError, match=rf"(?=.*\b3\b)(?=.*\b{len(before)}\b)"):
         metrics.forward_transfer(A, before)
+
+
+def test_two_tasks_are_enough_for_transfer_and_forgetting():
+    accuracy = [[0.9, 0.3], [0.6, 0.8]]
+    assert metrics.forward_transfer(accuracy, [0.1, 0.25]) == pytest.approx(0.3 - 0.25)
+    assert metrics.backward_transfer(accuracy) == pytest.approx(0.6 - 0.9)
+    assert metrics.loss_forgetting(accuracy) == pytest.approx(0.6 - 0.9)
+
+
+def test_forgetting_takes_the_best_of_every_task_over_time():
+    accuracy = [[0.9, 0.95, 0.1], [0.5, 0.8, 0.1], [0.4, 0.6, 0.7]]
+    assert metrics.forgetting(accuracy) == pytest.approx(((0.9 - 0.4) + (0.95 - 0.6)) / 2)

@@ -12,7 +12,7 @@ from hatrack.benchmarks import BENCHMARKS
 from hatrack.benchmarks.mixture import COLOUR, NORMS, colour_transform
 from hatrack.benchmarks.whole_set import VALID, whole_set
 from hatrack.datasets import sources
-from hatrack.experiments import pretraining
+from hatrack.experiments import pretraining, run_folder
 from hatrack.experiments.build import build, build_method, build_trunk
 from hatrack.experiments.pretraining import pretrained_trunk, pretraining_task
 from hatrack.experiments.progress import describe
@@ -161,7 +161,7 @@ def test_a_damaged_trunk_is_trained_again(tmp_path, monkeypatch, trainings):
         patch.setattr(Checkpointer, "begin_task", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             run(spec, tmp_path)
-    (path,) = tmp_path.glob(f"*.part/{pretraining.FILE}")
+    (path,) = tmp_path.glob(f"*.part/{run_folder.TRUNK}")
     path.write_bytes(path.read_bytes()[:-9])
     assert_same(run(spec, tmp_path), run(spec))
     assert len(trainings) == 3

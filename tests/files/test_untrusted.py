@@ -675,10 +675,45 @@ def test_an_error_is_shown_as_one_line(error, said, monkeypatch):
     assert re.fullmatch(r"[^\x00-\x1f]{10,1020}\n", outcome.error)
 
 
-def test_a_defect_of_the_program_is_not_hidden(monkeypatch):
+@pytest.fixture
+def defect(tmp_path, monkeypatch):
+    """A command that fails as no command should; the folder of temporary files is returned."""
+
     def fail() -> None:
-        raise RuntimeError("a defect")
+        raise RuntimeError("a \x1b[2Jdefect\nof ours")
 
     monkeypatch.setattr("hatrack.cli.list.everything", fail)
-    with pytest.raises(RuntimeError, match="a defect"):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    return tmp_path / "temporary"
+
+
+def test_a_defect_of_the_program_is_one_line_and_a_log_file(defect):
+    outcome = program("list")
+    (log,) = defect.iterdir()
+    assert outcome.code == 1
+    assert re.fullmatch(r"hatrack: [^\x00-\x1f]+\n", outcome.error)
+    assert "RuntimeError: a [2Jdefect of ours" in outcome.error
+    assert "report it" in outcome.error
+    assert outcome.error.endswith(f"{log}\n")
+    text = log.read_text()
+    assert "Traceback" in text
+    assert "in fail" in text
+    assert "hatrack list\n" in text
+    assert log.stat().st_mode & 0o077 == 0, "others can't read it"
+
+
+def test_a_defect_is_told_of_where_no_log_can_be_written(defect):
+    defect.rmdir()
+    outcome = program("list")
+    assert outcome.code == 1
+    assert re.fullmatch(r"hatrack: .*a \[2Jdefect of ours.*HATRACK_TRACEBACK.*No such file or directory\)\n", outcome.error)
+
+
+def test_tracebacks_are_shown_if_somebody_asks(defect, monkeypatch):
+    monkeypatch.setenv("HATRACK_TRACEBACK", "1")
+    with pytest.raises(RuntimeError, match="defect"):
         program("list")
+    with pytest.raises(ValueError, match="no folder"):
+        program("report", "nowhere")
+    assert not list(defect.iterdir())

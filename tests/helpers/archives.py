@@ -173,7 +173,7 @@ def tarred(inside, extra=()):
 
 def entry(name, files, base, train, test):
     """Return the set's entry in the catalogue for these files at this address."""
-    made = [f._replace(md5=hashlib.md5(files[f.name]).hexdigest(), bases=(base,)) for f in SETS[name].files]
+    made = [f._replace(md5=hashlib.md5(files[f.name]).hexdigest(), bases=(base,), sha256="") for f in SETS[name].files]
     return dataclasses.replace(SETS[name], files=tuple(made), train=train, test=test, digest="")
 
 
@@ -182,14 +182,15 @@ class Site:
 
     Attributes:
         files: contents by file name.
-        trouble: how a request fails, by file name: "cut", "wrong", "missing", "slow" or "stuck".
+        trouble: how a request fails, by file name: "cut", "wrong", "missing", "slow", "stuck", "endless" or "dripping".
         requests: how often each file was requested.
         address: where the server runs.
+        over: whether the server is to end.
     """
 
     def __init__(self):
         self.files, self.trouble, self.requests = {}, {}, Counter()
-        self.address = ""
+        self.address, self.over = "", False
 
 
 @contextlib.contextmanager
@@ -205,6 +206,13 @@ def serve(site):
                 self.send_error(404)
                 return
             self.send_response(200)
+            if trouble in ("endless", "dripping"):
+                self.end_headers()
+                with contextlib.suppress(OSError):
+                    while not site.over:
+                        self.wfile.write(bytes(1 << 20) if trouble == "endless" else b"x")
+                        time.sleep(0.0 if trouble == "endless" else 0.01)
+                return
             self.send_header("Content-Length", str(len(contents)))
             self.end_headers()
             half = len(contents) // 2
@@ -225,4 +233,5 @@ def serve(site):
         site.address = f"http://127.0.0.1:{server.server_port}/data/"
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         yield site
+        site.over = True
         server.shutdown()

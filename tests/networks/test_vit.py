@@ -17,9 +17,9 @@ from tests.helpers.toys import toy_tasks
 SMALL = {"width": 12, "depth": 2, "attention_heads": 3, "mlp_ratio": 2}
 
 
-def by_hand(shape, width, depth, patch, expand):
+def by_hand(shape, width, depth, patch, mlp_ratio):
     """The number of parameters: patches, positions, blocks and the last norm."""
-    attention, perceptron = 4 * (width + 1) * width, (width + 1) * expand * width + (expand * width + 1) * width
+    attention, perceptron = 4 * (width + 1) * width, (width + 1) * mlp_ratio * width + (mlp_ratio * width + 1) * width
     patches = (shape[0] * patch**2 + 1) * width + shape[1] * shape[2] // patch**2 * width
     return patches + depth * (attention + perceptron + 4 * width) + 2 * width
 

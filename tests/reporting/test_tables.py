@@ -2,16 +2,20 @@
 
 import csv
 import io
+import random
 import re
 import statistics
+import time
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Seconds
 from hatrack.regime import Regime
-from hatrack.reporting.tables import csv_text, label, ranking, settings, terminal
+from hatrack.reporting import tables
+from hatrack.reporting.tables import csv_text, label, option_text, ranking, settings, terminal
 from tests.helpers.records import ACCURACY, make, with_spec
 
 EVERYTHING = [make(method, seed) for method, seed in ACCURACY]
@@ -50,6 +54,39 @@ def test_titles_name_as_few_options_as_tell_settings_apart() -> None:
     assert set(titles(Regime(epochs=3, lr=0.1), Regime(epochs=4, lr=0.2))) == {" (epochs=3)", " (epochs=4)"}
     three = titles(Regime(epochs=3, lr=0.1), Regime(epochs=3, lr=0.2), Regime(epochs=4, lr=0.2))
     assert set(three) == {" (epochs=3, lr=0.1)", " (epochs=3, lr=0.2)", " (epochs=4, lr=0.2)"}, "one does not suffice"
+
+
+def one_at_a_time(count: int) -> list[Record]:
+    """The records of an ablation: a base, and for each of so many options the base with another value of it."""
+    base = with_spec(make(), regime={f"option{k:03}": 0 for k in range(count)})
+    return [base, *(with_spec(base, regime={**base.spec.regime, name: 1}) for name in base.spec.regime)]
+
+
+def test_titles_of_an_ablation_name_every_option_that_was_changed() -> None:
+    began = time.monotonic()
+    found = {setting.title for setting in settings(one_at_a_time(100))}
+    assert time.monotonic() - began < 5
+    assert len(found) == 101
+    assert all(f"option{k:03}=1" in " ".join(found) for k in range(100))
+
+
+def test_the_work_for_titles_is_linear_in_records_times_options(monkeypatch) -> None:
+    calls = []
+    monkeypatch.setattr(tables, "option_text", lambda value: calls.append(value) or option_text(value))
+    counts = []
+    for count in (20, 40):  # 4 times as many records times options
+        calls.clear()
+        settings(one_at_a_time(count))
+        counts.append(len(calls))
+    assert counts[1] < 5 * counts[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_titles_differ_whatever_differs(seed: int) -> None:
+    draw = random.Random(seed)
+    made = [with_spec(make(), regime={f"o{k}": draw.randrange(3) for k in range(draw.randint(1, 6))}) for _ in range(12)]
+    found = settings({record.name: record for record in made}.values())
+    assert len({setting.title for setting in found}) == len(found) == len({record.name for record in made})
 
 
 def test_labels_name_the_options_that_differ() -> None:

@@ -25,12 +25,12 @@ class SlowDisk:
         self.begun, self.may_end, self.under_way, self.most = threading.Semaphore(0), threading.Semaphore(0), 0, 0
         monkeypatch.setattr(tensors, "write", self)
 
-    def __call__(self, path, content) -> None:
+    def __call__(self, path, content, **how) -> None:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         self.begun.release()
         assert self.may_end.acquire(timeout=60)
-        WRITE(path, content)
+        WRITE(path, content, **how)
         self.under_way -= 1
 
 
@@ -43,7 +43,7 @@ def attempt(one, out, save_every):
     return ""
 
 
-def full(path, content):
+def full(path, content, **how):
     raise OSError(28, "No space left on device")
 
 
@@ -109,7 +109,7 @@ def test_a_full_disk_ends_the_run_wherever_it_fills_up(save_every, tmp_path, mon
     while True:
         calls, allowed = [], writes
 
-        def fills_up(path, content, calls=calls, allowed=allowed):
+        def fills_up(path, content, calls=calls, allowed=allowed, **how):
             calls.append(path)
             (WRITE if len(calls) <= allowed else full)(path, content)
 
@@ -149,9 +149,9 @@ def test_a_stop_waits_for_the_disk(tmp_path, monkeypatch):
         stopping.set()
         after(self, loop)
 
-    def slow(path, content):
+    def slow(path, content, **how):
         time.sleep(0.3)
-        WRITE(path, content)
+        WRITE(path, content, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(Checkpointer, "after_step", stop)

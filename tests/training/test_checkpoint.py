@@ -133,7 +133,7 @@ def test_a_full_disk_is_said_and_the_last_state_stays(stopped, tmp_path, monkeyp
     one, part = stopped
     before = sorted(path.name for path in part.iterdir())
 
-    def full(path, content):
+    def full(path, content, **how):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:

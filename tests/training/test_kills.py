@@ -29,9 +29,20 @@ CHOSEN = ("sgd", "hat", "ewc", "pnn", "er", "pmask")
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")
 
 
-def go_on(one: Run, out: Path, save_every: float, last_task: int = -1, last_operation: int = 0, again: bool = False) -> None:
+def go_on(
+    one: Run,
+    out: Path,
+    save_every: float,
+    last_task: int = -1,
+    last_operation: int = 0,
+    again: bool = False,
+    last_step: int = 0,
+    log: Path | None = None,
+) -> None:
     """In a process of its own: the run from where it stands, to its end or to what kills it."""
     torch.set_num_threads(1)
+    if log:
+        die_after_step(last_step, log)
     if last_task >= 0:
         die_after_task(last_task)
     if last_operation:
@@ -54,6 +65,21 @@ def die_after_task(task: int) -> None:
             die()
 
     Checkpointer.begin_task = last
+
+
+def die_after_step(last: int, log: Path) -> None:
+    """After so many steps of this process (0: never), whether or not their state is on the disk yet; all are logged."""
+    tick, done = Checkpointer.after_step, []
+
+    def counted(self, loop):
+        done.append(loop)
+        with log.open("a") as file:
+            file.write(f"{loop.task.index} {self.fit} {len(loop.result.epochs)} {loop.step_index}\n")
+        tick(self, loop)
+        if len(done) == last:
+            die()
+
+    Checkpointer.after_step = counted
 
 
 def die_at_operation(number: int, folder: str) -> None:
@@ -123,6 +149,22 @@ def test_many_kills(method, seed, tmp_path):
     whole, seconds = whole_run(one, tmp_path / "whole")
     kill(one, tmp_path / "killed", 0.0005 * (seed % 3), seconds, kills=6)
     assert_goes_on(one, tmp_path / "killed", whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(cases(1, 50)))
+@pytest.mark.parametrize("method", ["sgd", "hat"])
+def test_ten_kills_of_one_run_and_little_is_done_again(method, seed, tmp_path):
+    """1,000 kills in `make test-long`. With a save after every step, only the last step before a kill is done twice."""
+    one = spec(method, seed, epochs=2, batch=250)
+    whole, draw, log = run(one), random.Random(f"{method} {seed}"), tmp_path / "steps"
+    for _ in range(10):
+        assert not in_a_process(one, tmp_path / "killed", 0.0, -1, 0, False, draw.randint(1, 3), log)
+    assert in_a_process(one, tmp_path / "killed", 0.0, -1, 0, False, 0, log)
+    assert_goes_on(one, tmp_path / "killed", whole)
+    steps = [line.split() for line in log.read_text().splitlines()]
+    again = len(steps) - len({tuple(step) for step in steps})
+    assert again <= 10, "one save interval per kill"
 
 
 @pytest.mark.slow

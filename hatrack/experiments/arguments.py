@@ -1,0 +1,33 @@
+"""Checks of the arguments of `run`."""
+
+import os
+from typing import Any
+
+import torch
+
+from hatrack.experiments.spec import Run
+from hatrack.options import expect
+
+
+def check_arguments(spec: Any, out: Any, device: Any, save_every: Any, progress: Any) -> None:
+    """Raise a ValueError for the first argument of `run` that is of a wrong kind."""
+    expect("spec", spec, Run, "a Run, such as Run('smnist', 'hat')")
+    expect("out", out, str | os.PathLike | None, "the path of a folder, or None")
+    if isinstance(save_every, bool) or not isinstance(save_every, int | float) or not save_every >= 0:
+        raise ValueError(f"save_every must be a number of minutes from 0, not {save_every!r}")
+    if progress is not None and not callable(progress):
+        raise ValueError(f"progress must be a callable or None, not {progress!r}")
+    check_device(device)
+
+
+def check_device(device: Any) -> None:
+    """Raise a ValueError if there is no such device, or runs can't use it."""
+    expect("device", device, str | torch.device, "'cpu' or 'cuda'")
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"device must be 'cpu' or 'cuda', not {str(device)!r}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device 'cuda': no GPU that torch can use was found; 'cpu' works everywhere")
