@@ -120,8 +120,8 @@ def test_finished_tasks_are_probed_on_images_of_the_new_task_too():
     method = hr.Frozen(Network(Listener(), tasks=bright))
     learn(method, bright[:1])
     probes = take_probes(method, bright[1])
-    assert len(probes.images) == len(method.net.example) + 16
-    assert torch.equal(probes.images[len(method.net.example) :], bright[1].train.inputs(torch.arange(16)))
+    assert len(probes.images[0]) == len(method.net.example) + 16
+    assert torch.equal(probes.images[0][len(method.net.example) :], bright[1].train.inputs(torch.arange(16)))
 
     class Whispering(Trainer):
         def __call__(self, method, task, **changes):

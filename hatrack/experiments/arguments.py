@@ -14,7 +14,7 @@ def check_arguments(spec: Any, out: Any, device: Any, save_every: Any, progress:
     expect("spec", spec, Run, "a Run, such as Run('smnist', 'hat')")
     expect("out", out, str | os.PathLike | None, "the path of a folder, or None")
     if isinstance(save_every, bool) or not isinstance(save_every, int | float) or not save_every >= 0:
-        raise ValueError(f"save_every must be a number of minutes from 0, not {save_every!r}")
+        raise ValueError(f"save_every (--save-every) must be a number of minutes from 0, not {save_every!r}")
     if progress is not None and not callable(progress):
         raise ValueError(f"progress must be a callable or None, not {progress!r}")
     check_device(device)

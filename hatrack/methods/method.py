@@ -245,6 +245,8 @@ class Method(nn.Module):
                 "images of type uint8 are raw: method.predict(images, task) takes them; method.net.preprocess(images, task) "
                 "makes them what the network sees"
             )
+        if self.net.example.is_floating_point() and not (x.is_floating_point() or x.is_complex()):
+            raise ValueError(f"the network sees floats, not {str(x.dtype).removeprefix('torch.')}")
         task = task_number(task, len(x))
         if isinstance(task, int):
             self.net.check_task_id(task)

@@ -443,7 +443,7 @@ def test_numbers_may_be_numpy_s_or_torch_s():
 
 @pytest.mark.parametrize(
     ("classes", "message"),
-    [(5, r"such as \[5\], not 5"), ([2.5], "a whole number, not 2.5"), ([0], "at least one class, not 0")],
+    [(5, r"such as \[5\], not 5"), ([2.5], "a whole number, not 2.5"), ([0], "at least one class.*, not 0")],
 )
 def test_classes_are_a_list_of_whole_numbers(classes, message):
     with pytest.raises(ValueError, match=message):

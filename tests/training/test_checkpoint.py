@@ -234,7 +234,7 @@ def test_a_run_of_another_version_is_told_of(stopped, tmp_path, capsys):
 @pytest.mark.parametrize("minutes", ["-1", "nan"])
 def test_save_every_is_checked(minutes, tmp_path, capsys):
     assert main(["run", "smnist", "sgd", "--data", "sample", "--out", str(tmp_path / "out"), "--save-every", minutes]) == 2
-    assert "--save-every must be at least 0 minutes" in capsys.readouterr().err
+    assert "--save-every" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
