@@ -14,6 +14,7 @@ from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.annealing import Anneal, hardness
 from hatrack.methods.parts.bits import pack, unpack
+from hatrack.methods.parts.capturing import is_capturing
 from hatrack.methods.parts.divisors import divisors
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.task_norms import TaskNorms
@@ -278,5 +279,6 @@ class _Masked(torch.autograd.Function):
         aten.sigmoid_backward.grad_input(grad, reused, grad_input=grad)  # times sigmoid(e) (1 - sigmoid(e))
         aten.hardtanh_backward.grad_input(grad, a, CLOSED, 1, grad_input=grad)  # 0 unless CLOSED < a < 1
         parts = zip(outer, pieces(a, weights), pieces(reused, weights), strict=True)
-        scaled = [g * gate if g.is_complex() else torch.mul(g, gate, out=part) for g, gate, part in parts]
+        fresh = is_capturing()  # the compiler plans memory itself, and refuses to write channels-last results in place
+        scaled = [g * gate if g.is_complex() or fresh else torch.mul(g, gate, out=part) for g, gate, part in parts]
         return grad, None, None, None, *scaled

@@ -45,12 +45,28 @@ def small(method: str) -> Run:
     return Run("digits-and-clothes", method, regime=Regime(epochs=10), benchmark_options=options, network_options=SMALL)
 
 
+def transformer(method: str, **options: Any) -> Run:
+    """Return a method on CIFAR-100 in five tasks with a vision transformer."""
+    regime = Regime(epochs=20, optimizer="adamw", lr=0.001)
+    return Run("cifar100-5", method, network="vit", regime=regime, method_options=options)
+
+
+def recurrent(method: str, **options: Any) -> Run:
+    """Return a method on split MNIST, sample images, with a recurrent network that reads rows."""
+    regime = Regime(epochs=20, optimizer="adamw", lr=0.003)
+    network = {"width": 64, "layers": 1}
+    return Run(
+        "smnist", method, network="gru", regime=regime, method_options=options,
+        benchmark_options={"data": "sample"}, network_options=network,
+    )  # fmt: skip
+
+
 RECIPE = Recipe(
     "others",
     "Besides the five papers",
     "Zenke et al. 2017, and this library",
-    "Numbers of synaptic intelligence (SI) that its authors' code stores, and every method of this library on one small "
-    "sequence.",
+    "Numbers of synaptic intelligence (SI) that its authors' code stores, every method of this library on one small "
+    "sequence, and HAT on a transformer and on a recurrent network.",
     (
         Part(
             "si-permuted",
@@ -80,6 +96,28 @@ RECIPE = Recipe(
             "the dropout that is a part of it), and PackNet, PathNet and DEN train a task in several fits, so longer: this "
             "shows that each works, not which is best.",
             tuple(Row(name, small(name), reference=name in REFERENCES) for name in METHODS),
+            (ACCURACY, LEARNING, FORGETTING),
+        ),
+        Part(
+            "transformer",
+            "HAT on a vision transformer, CIFAR-100 in five tasks",
+            "20 epochs per task of AdamW at 0.001. `joint` is trained once, on all tasks together.",
+            (
+                Row("HAT", transformer("hat")),
+                Row("independent", transformer("independent")),
+                Row("joint", transformer("joint", at=(5,)), reference=True),
+            ),
+            (ACCURACY, LEARNING, FORGETTING),
+        ),
+        Part(
+            "recurrent",
+            "HAT on a recurrent network, split MNIST read row by row",
+            "One layer of 64 gated units, sample images, 20 epochs per task of AdamW at 0.003.",
+            (
+                Row("HAT", recurrent("hat")),
+                Row("independent", recurrent("independent")),
+                Row("joint", recurrent("joint", at=(2,)), reference=True),
+            ),
             (ACCURACY, LEARNING, FORGETTING),
         ),
     ),

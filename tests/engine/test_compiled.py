@@ -17,6 +17,7 @@ from hatrack.engine.compiled import Compiled
 from hatrack.engine.graph import capture
 from hatrack.engine.signature import input_signature
 from tests.helpers.learning import ISOLATED, OPTIMIZERS, learn, logits, make
+from tests.helpers.pictures import pictures
 from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
 
@@ -422,3 +423,14 @@ def test_another_default_type():
     finally:
         torch.set_default_dtype(torch.float32)
     assert logits(method, tasks[0]).isfinite().all()
+
+
+@needs_a_compiler
+def test_pmask_on_convolutions(as_on_a_gpu):
+    """The gradients of their weights have channels last, and the compiler can't write such results into a flat vector."""
+    tasks = pictures(1)
+    trunk = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten())
+    method = METHODS["pmask"](Network(trunk, tasks=tasks))
+    fit = Trainer(Regime(epochs=1, batch=16), engine="compiled")
+    method.learn(tasks[0], fit)
+    assert fit.fits[0].engine == "compiled"
