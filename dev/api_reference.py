@@ -27,7 +27,7 @@ PAGES = {  # file: title, what it is about, names
     "experiments": (
         "Experiments",
         "Runs, their records, the report, and the tables of names.",
-        ["Run", "run", "Record", "report", "METHODS", "BENCHMARKS", "NETWORKS"],
+        ["Run", "run", "Record", "records", "report", "METHODS", "BENCHMARKS", "NETWORKS"],
     ),
     "extending": (
         "Writing a method",

@@ -11,6 +11,7 @@ from hatrack._version import __version__
 if TYPE_CHECKING:
     from hatrack.benchmarks import BENCHMARKS as BENCHMARKS
     from hatrack.experiments.record import Record as Record
+    from hatrack.experiments.records import records as records
     from hatrack.experiments.run import run as run
     from hatrack.experiments.spec import Run as Run
     from hatrack.methods import METHODS as METHODS
@@ -96,6 +97,7 @@ PLACES = {
     "check": "hatrack.options",
     "evaluate": "hatrack.methods.evaluate",
     "load": "hatrack.training.saving",
+    "records": "hatrack.experiments.records",
     "report": "hatrack.reporting.report",
     "run": "hatrack.experiments.run",
     "save": "hatrack.training.saving",

@@ -26,6 +26,7 @@ COMMANDS: Registry[click.Command] = Registry("command", {
     "sweep": Entry("hatrack.cli.sweep:command", "Run a method with every combination of several values of its options."),
     "resume": Entry("hatrack.cli.resume:command", "Continue the runs in a folder that were stopped before their end."),
     "report": Entry("hatrack.cli.report:command", "Make a page, figures and a table of the records in a folder."),
+    "table": Entry("hatrack.cli.table:command", "Print the ranking of records as a table for a paper."),
     "reproduce": Entry("hatrack.cli.reproduce:command", "Reproduce a paper: its tables and figures beside the published."),
     "demo": Entry(
         "hatrack.cli.demo:command",

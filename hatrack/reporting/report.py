@@ -2,15 +2,13 @@
 
 from pathlib import Path
 
-from hatrack.experiments.record import Record
+from hatrack.experiments.records import records
 from hatrack.files.atomic import writable, write
 from hatrack.reporting.by_task import by_task_csv
 from hatrack.reporting.drawing import line_styles, slugs
 from hatrack.reporting.figures import draw
 from hatrack.reporting.page import page
 from hatrack.reporting.tables import csv_text, settings
-
-__all__ = ["read", "report"]
 
 
 def report(folder: Path | str, out: Path | str | None = None) -> Path:
@@ -36,7 +34,7 @@ def report(folder: Path | str, out: Path | str | None = None) -> Path:
         >>> hr.report("records")
         PosixPath('records/report.html')
     """
-    found = settings(read(Path(folder)))
+    found = settings(records(folder))
     target = writable(Path(out or folder))
     styles = line_styles(found)
     names = slugs([setting.spec.benchmark for setting in found])
@@ -48,13 +46,3 @@ def report(folder: Path | str, out: Path | str | None = None) -> Path:
     write(target / "by_task.csv", by_task_csv(found))
     write(target / "report.html", page(found, drawings, styles))
     return target / "report.html"
-
-
-def read(folder: Path) -> list[Record]:
-    """Return all records in a folder; raise a ValueError that names the first JSON file that is not a record."""
-    if not folder.is_dir():
-        raise ValueError(f"no folder {str(folder)!r}; `hatrack run BENCHMARK METHOD --out {folder}` would make one")
-    paths = sorted(folder.glob("*.json"))
-    if not paths:
-        raise ValueError(f"no records in {folder}; `hatrack run BENCHMARK METHOD --out {folder}` would put one there")
-    return [Record.load(path) for path in paths]

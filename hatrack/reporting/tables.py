@@ -97,11 +97,16 @@ def option_text(value: object) -> str:
 
 def label(record: Record) -> str:
     """Return the method and those of its options that differ from their defaults: hat (c=1.5)."""
+    changed = [f"{name}={text}" for name, text in changed_options(record).items()]
+    return printable(record.spec.method) + (f" ({printable(', '.join(changed))})" if changed else "")
+
+
+def changed_options(record: Record) -> dict[str, str]:
+    """Return the options of a record's method that differ from their defaults, as texts."""
     method, options = record.spec.method, record.spec.method_options
     known = parameters(METHODS[method]) if options and method in METHODS else {}  # imports the method, and torch with it
     defaults = {name: clean(parameter.default) for name, parameter in known.items()}
-    changed = [f"{k}={option_text(v)}" for k, v in sorted(options.items()) if k not in defaults or v != defaults[k]]
-    return printable(method) + (f" ({printable(', '.join(changed))})" if changed else "")
+    return {k: option_text(v) for k, v in sorted(options.items()) if k not in defaults or v != defaults[k]}
 
 
 def settings(records: Iterable[Record]) -> list[Setting]:

@@ -60,7 +60,7 @@ def test_a_command_that_loads_torch_is_seen():
 
 
 def test_the_help_of_commands_needs_no_torch():
-    for name in ("run", "resume", "report", "reproduce", "demo", "list", "completion"):
+    for name in ("run", "resume", "report", "table", "reproduce", "demo", "list", "completion"):
         shown, loaded, _ = command(name, "--help")
         assert f"hatrack {name}" in shown
         assert not {"torch", "matplotlib"} & set(loaded)
@@ -94,6 +94,7 @@ def test_all_names_are_offered():
         "sweep",
         "resume",
         "report",
+        "table",
         "reproduce",
         "demo",
         "data",

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from hatrack.experiments.record import Record
+from hatrack.experiments.records import records as records_in
 from hatrack.regime import Regime
-from hatrack.reporting.report import read, report
+from hatrack.reporting.report import report
 from hatrack.reporting.tables import csv_text, settings
 from tests.helpers.records import ACCURACY, Reader, in_order, make, save, with_spec
 
@@ -59,7 +60,7 @@ def test_the_summary_and_the_table_stand_in_their_places(whole: Path) -> None:
     assert in_order(summary, "25.0", "sgd", "hat", "79.0 %")
     assert page.texts("p", kind="caution") == []
     assert page.texts("p", kind="note") == []
-    assert (whole / "table.csv").read_text(encoding="utf-8") == csv_text(settings(read(whole)))
+    assert (whole / "table.csv").read_text(encoding="utf-8") == csv_text(settings(records_in(whole)))
 
 
 def test_rho_needs_both_references(tmp_path: Path) -> None:

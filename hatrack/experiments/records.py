@@ -1,0 +1,71 @@
+"""All records of a folder, as a list and as a table of pandas."""
+
+from pathlib import Path
+from typing import Any
+
+from hatrack.experiments.record import Record
+
+OPTIONS = {"method_options": "", "network_options": "network.", "benchmark_options": "benchmark.", "regime": "regime."}
+
+
+class Records(list[Record]):
+    """Records of a folder.
+
+    Example:
+        >>> import hatrack as hr
+        >>> found = hr.records("records")
+        >>> [(record.spec.method, record.spec.seed) for record in found][:1]
+        [('agem', 0)]
+    """
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a table of plain values: a row per record, with its names, options, measures and time.
+
+        An option of the method has its own name, one of the network, the benchmark or the regime is called network.width,
+        benchmark.data or regime.lr.
+        """
+        return [_row(record) for record in self]
+
+    def to_pandas(self) -> Any:
+        """Return `rows` as a pandas DataFrame; pandas must be installed."""
+        try:
+            import pandas  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        except ImportError:
+            raise ValueError(
+                "pandas is not installed: pip install pandas; Records.rows() gives the same as a list"
+            ) from None
+        return pandas.DataFrame(self.rows())
+
+
+def records(folder: Path | str) -> Records:
+    """Return all records in a folder.
+
+    Args:
+        folder: the folder of the records, the `out` of `hatrack.run`.
+
+    Returns:
+        A list of records, sorted by the names of their files, with `to_pandas()`.
+
+    Raises:
+        ValueError: there are no records in the folder, or one of its JSON files is not a record.
+
+    Example:
+        >>> import hatrack as hr
+        >>> found = hr.records("records")
+        >>> all(0 <= record.summary["accuracy"] <= 1 for record in found)
+        True
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"no folder {str(folder)!r}; `hatrack run BENCHMARK METHOD --out {folder}` would make one")
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise ValueError(f"no records in {folder}; `hatrack run BENCHMARK METHOD --out {folder}` would put one there")
+    return Records(Record.load(path) for path in paths)
+
+
+def _row(record: Record) -> dict[str, Any]:
+    spec = record.spec
+    names = {name: getattr(spec, name) for name in ("benchmark", "method", "network", "seed", "heads", "init")}
+    options = {f"{prefix}{name}": v for key, prefix in OPTIONS.items() for name, v in getattr(spec, key).items()}
+    return {**names, **options, **record.summary, "parameters": record.parameters, "seconds": record.seconds.total}

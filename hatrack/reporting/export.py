@@ -1,0 +1,98 @@
+"""The ranking of a setting as a table for a paper: LaTeX, Markdown or CSV, with options as columns."""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from hatrack.experiments.statistics import leaders
+from hatrack.reporting.measures import MEASURES, MISSING, format_number, format_std, spreadsheet_text
+from hatrack.reporting.tables import Setting, accuracies, changed_options, ranking
+from hatrack.text import printable
+
+Format = Literal["latex", "markdown", "csv"]
+SHOWN = [
+    m
+    for m in MEASURES
+    if m.key in ("accuracy", "learning", "forgetting", "without_task_id", "forgetting_ratio", "parameters")
+]
+LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+         "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}  # fmt: skip
+
+
+def export(settings: Sequence[Setting], form: Format) -> str:
+    """Return the tables of all settings as one text.
+
+    Args:
+        settings: what `settings(records)` returned.
+        form: "latex", "markdown" or "csv".
+    """
+    make: dict[str, Callable[[Setting], str]] = {"latex": _latex, "markdown": _markdown, "csv": _csv}
+    return "\n".join(make[form](setting) for setting in settings)
+
+
+def _cells(setting: Setting) -> tuple[list[str], list[list[str]], set[int]]:
+    """Return the heads, the rows and which rows are ahead of all others.
+
+    Options that differ from a method's default are columns.
+    """
+    rows, best = ranking(setting), leaders(accuracies(setting))
+    changed = {row.label: changed_options(setting.methods[row.label][0]) for row in rows}
+    options = list(dict.fromkeys(name for row in rows for name in changed[row.label]))
+    measures = [m for m in SHOWN if any(row.measures[m.key] for row in rows)]
+    heads = ["method", *options, "n", *(f"{m.title}, %" if m.unit == "%" else m.title for m in measures)]
+    body = []
+    for row in rows:
+        cells = [(m, row.measures[m.key]) for m in measures]
+        texts = [f"{format_number(m, s.mean)} {format_std(m, s)}".strip() if s else MISSING for m, s in cells]
+        name = printable(setting.methods[row.label][0].spec.method)
+        body.append([name, *(changed[row.label].get(o, "") for o in options), str(len(row.seeds)), *texts])
+    several = len(accuracies(setting)) > 1
+    return heads, body, {k for k, row in enumerate(rows) if several and best == [row.label]}
+
+
+def _markdown(setting: Setting) -> str:
+    heads, rows, ahead = _cells(setting)
+    place = heads.index("n") + 1
+    lines = [f"**{printable(setting.title)}**", "", _piped(heads), _piped(["---"] * len(heads))]
+    for k, row in enumerate(rows):
+        shown = [f"**{text}**" if k in ahead and column == place else text for column, text in enumerate(row)]
+        lines.append(_piped(shown))
+    return "\n".join([*lines, ""])
+
+
+def _piped(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _latex(setting: Setting) -> str:
+    heads, rows, ahead = _cells(setting)
+    place = heads.index("n") + 1
+    lines = [f"% {printable(setting.title)}", rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule"]
+    lines += [_joined(heads), r"\midrule"]
+    for k, row in enumerate(rows):
+        cells = [_escaped(text) for text in row]
+        lines.append(
+            " & ".join(rf"\textbf{{{c}}}" if k in ahead and column == place else c for column, c in enumerate(cells))
+            + r" \\"
+        )
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _joined(cells: Sequence[str]) -> str:
+    return " & ".join(map(_escaped, cells)) + r" \\"
+
+
+def _escaped(text: str) -> str:
+    plain = "".join(LATEX.get(letter, letter) for letter in text)
+    return plain.replace("±", r"$\pm$").replace("−", "$-$").replace("ρ≤", r"$\rho_{\leq}$").replace(MISSING, "---")  # noqa: RUF001
+
+
+def _csv(setting: Setting) -> str:
+    heads, rows, ahead = _cells(setting)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["setting", *heads, "ahead"])
+    for k, row in enumerate(rows):
+        writer.writerow([*map(spreadsheet_text, (setting.title, *row)), "yes" if k in ahead else "no"])
+    return out.getvalue()
