@@ -1,6 +1,7 @@
 """Carrying out the runs of `hatrack run`, `resume` and `demo`. Imported when one of them begins: it needs torch."""
 
 import os
+import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hatrack.cli.errors import Interrupted
 from hatrack.cli.group import imported_when_called
@@ -103,22 +105,31 @@ def chosen_seeds(seed: int | None, seeds: str | None) -> list[int]:
     return parse_seeds(seeds) if seeds is not None else [seed or 0]
 
 
-def show_costs(runs: Sequence[Run], out: Path, again: bool) -> None:
-    """Print what would run and what it would cost, by the times in the records of the folder."""
+def show_costs(runs: Sequence[Run], out: Path, again: bool, names: Sequence[str] = ()) -> None:
+    """Print what would run and what it would cost, by the times in the records of the folder.
+
+    Args:
+        runs: what would run.
+        out: the folder of the records.
+        again: whether runs that have a record would run again.
+        names: what distinguishes each run; by default its method.
+    """
     records = [Record.load(path) for path in sorted(out.glob("*.json"))] if out.is_dir() else []
     table = Table("run", "seed", "time", "by the times of", box=box.SIMPLE, padding=(0, 1, 0, 0))
     total, unknown, there = 0.0, 0, 0
-    for spec in runs:
+    for spec, name in zip(runs, names or [spec.method for spec in runs], strict=True):
         if not again and folder_of(spec, out).done:
             there += 1
             continue
         seconds, similar = expected_cost(spec, records)
         total, unknown = total + (seconds or 0.0), unknown + (seconds is None)
         text = "unknown" if seconds is None else duration(seconds)
-        table.add_row(f"{spec.benchmark} {spec.method}", str(spec.seed), text, similar)
+        table.add_row(Text(f"{spec.benchmark} {name}"), str(spec.seed), text, similar)
     Console().print(table)
-    more = f", and {unknown} of unknown cost" if unknown else ""
-    say(f"{len(runs) - there} to run, one after the other {duration(total)}{more}; {there} have a record in {out}")
+    count = len(runs) - there
+    known = [f"{duration(total)} one after the other"] if count > unknown else []
+    costs = [*known, f"{unknown} of unknown cost"] if unknown else known
+    say(f"{count} to run{': ' if costs else ''}{', '.join(costs)}; {there} have a record in {out}")
 
 
 def resume(folder: Path, methods: Sequence[str], **how: Any) -> None:
@@ -160,7 +171,8 @@ def carry_out(runs: Sequence[Run], out: Path, again: bool = False, *, device: st
     for record in records:
         for said in filter(None, (record.capacity, record.held, record.halvings)):
             say(f"{record.spec.method} seed {record.spec.seed}: {said}")
-    say(f"{len(records)} {'record' if len(records) == 1 else 'records'} in {out}; a page of them: hatrack report {out}")
+    count, quoted = f"{len(records)} {'record' if len(records) == 1 else 'records'}", shlex.quote(str(out))
+    say(f"{count} in {out}; a page of them: hatrack report {quoted}")
     if there:
         say(f"{there} of them {'was' if there == 1 else 'were'} there already and not run again; --again does")
 

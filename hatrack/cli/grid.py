@@ -10,9 +10,12 @@ from rich.console import Console
 from hatrack.cli.errors import Interrupted
 from hatrack.cli.execute import available, chosen_seeds, show_costs
 from hatrack.experiments.parallel import run_all
+from hatrack.experiments.record import Record
+from hatrack.experiments.run import folder_of
 from hatrack.experiments.spec import Run
 from hatrack.files.atomic import write
 from hatrack.methods import METHODS
+from hatrack.methods.divergence import Diverged
 from hatrack.regime import Regime
 from hatrack.reporting.response import Response, axis_text, draw_response, response_csv, response_table
 from hatrack.text import say
@@ -66,16 +69,23 @@ def sweep(
         ]
     runs = [run for group in points.values() for run in group]
     if dry_run:
-        show_costs(runs, out, again=False)
+        labels = [f"{method} {', '.join(point)}" for point, group in points.items() for _ in group]
+        show_costs(runs, out, again=False, names=labels)
         return
+    failure = None
     try:
-        records = dict(zip([run.name for run in runs], run_all(runs, out, device=available(device), **how), strict=True))
+        run_all(runs, out, device=available(device), **how)
     except Stopped as error:
         raise Interrupted(str(error)) from error
+    except Diverged as error:  # the others have their records
+        failure = error
+    records = {run.name: Record.load(folder_of(run, out).record) for run in runs if folder_of(run, out).done}
     names = {name.replace("_", "-"): [axis_text(v) for v in values] for (_, name), values in axes.items()}
-    found = {point: [records[run.name] for run in group] for point, group in points.items()}
+    found = {point: [records[run.name] for run in group if run.name in records] for point, group in points.items()}
     response = Response(f"{method} on {benchmark}", names, found)
     Console().print(response_table(response))
     write(out / "sweep.csv", response_csv(response))
     write(out / "sweep.png", draw_response(response))
     say(f"{len(records)} records in {out}; the picture: {out / 'sweep.png'}")
+    if failure:
+        raise failure

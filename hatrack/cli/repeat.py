@@ -7,12 +7,14 @@ from typing import Any
 
 import click
 
+from hatrack.cli.errors import Interrupted
 from hatrack.cli.execute import available
 from hatrack.experiments.parallel import run_all
 from hatrack.experiments.record import Record
 from hatrack.experiments.sameness import differences
 from hatrack.experiments.spec import Run
 from hatrack.text import say
+from hatrack.training.checkpoint import Stopped
 
 DIFFERENT = 1  # the exit code
 
@@ -31,7 +33,10 @@ def repeat(record: Path, methods: Sequence[str], *, device: str, **how: Any) -> 
     if spec.name != old.name:
         raise ValueError(f"{record} can't be repeated: this version, or the present data, would make another run of it")
     with tempfile.TemporaryDirectory() as folder:
-        (new,) = run_all([spec], Path(folder), device=available(device), **how)
+        try:
+            (new,) = run_all([spec], Path(folder), device=available(device), **how)
+        except Stopped:
+            raise Interrupted("stopped; nothing of the repeated run was kept") from None
     names = sorted(old.versions.keys() | new.versions.keys())
     changed = [
         f"{name} {old.versions.get(name, '?')} -> {new.versions.get(name, '?')}"

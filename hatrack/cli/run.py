@@ -204,7 +204,7 @@ FIXED = [
     click.Option(["--out"], type=FOLDER, default=Path("runs"), metavar="FOLDER", help="where records go [runs]"),
     click.Option(["--again"], is_flag=True, help="run even if there is a record of this run"),
     click.Option(
-        ["--with-references"], is_flag=True, help="run joint, random and independent as well, for the forgetting ratio"
+        ["--with-references"], is_flag=True, help="run joint and random as well, for the forgetting ratio, and independent"
     ),
     click.Option(["--dry-run"], is_flag=True, help="run nothing; list what would run and what it would cost"),
     FROM,

@@ -12,7 +12,10 @@ from hatrack.cli.values import convert, show
 from hatrack.options import Parameter
 
 TEXT = "Run a method with every combination of several values of its options, and draw how it responds."
-SEVERAL = "Every option takes several values with commas between them; lists of numbers take semicolons: --widths 50;50,50."
+SEVERAL = (
+    "Every option takes several values with commas between them. Several lists of numbers have semicolons between them: "
+    "--widths '300;300,300' tries one layer and two."
+)
 
 
 def several(parameter: Parameter) -> click.Option:
@@ -23,7 +26,10 @@ def several(parameter: Parameter) -> click.Option:
     def read(_: Any, __: Any, given: str | None) -> tuple[Any, ...] | None:
         if given is None:
             return None
-        return tuple(_value(parameter, text) for text in given.split(";" if lists else ","))
+        values = tuple(_value(parameter, text) for text in given.split(";" if lists else ","))
+        if len(set(values)) < len(values):
+            raise ValueError(f"{flag(parameter.name)} has a value twice: {given!r}")
+        return values
 
     return click.Option(
         [flag(parameter.name), parameter.name],

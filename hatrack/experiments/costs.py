@@ -7,14 +7,14 @@ from typing import NamedTuple
 from hatrack.experiments.record import Record
 from hatrack.experiments.spec import Run
 
-SIZE = ("benchmark", "network", "network_options", "method")  # the keys of a spec that two runs of one size share
+SIZE = ("benchmark", "benchmark_options", "network", "network_options")  # the keys of a spec that two runs of one size share
 
 
 class Cost(NamedTuple):
     """The expected time of a run.
 
     Attributes:
-        seconds: the mean of similar runs; None if there are none.
+        seconds: the mean of similar runs, per epoch times the epochs at most; None if there are none.
         similar: whose times these are.
     """
 
@@ -31,10 +31,17 @@ def expected_cost(run: Run, records: Iterable[Record]) -> Cost:
     """
     timed, spec = [record for record in records if record.seconds.total], run.spec
     same = [r for r in timed if r.spec.written == {**spec, "seed": r.spec.seed}]
-    alike = [r for r in timed if all(r.spec.written[key] == spec[key] for key in SIZE)]
-    near = [r for r in timed if all(r.spec.written[key] == spec[key] for key in SIZE[:2]) and r.spec.method != "random"]
+    size = [r for r in timed if all(r.spec.written[key] == spec[key] for key in SIZE)]
+    alike = [r for r in size if r.spec.method == run.method]
+    near = [r for r in size if "random" not in (r.spec.method, run.method)]
     kinds = (("its other seeds", same), ("this method in other settings", alike), ("other methods on this network", near))
     for words, group in kinds:
         if group:
-            return Cost(fmean(record.seconds.total or 0.0 for record in group), words)
+            return Cost(fmean(_seconds(record, run) for record in group), words)
     return Cost(None, "no similar run has a record")
+
+
+def _seconds(record: Record, run: Run) -> float:
+    """Return the time of a record, as if it had as many epochs at most as the run."""
+    epochs = float(record.spec.regime.get("epochs") or run.regime.epochs)
+    return (record.seconds.total or 0.0) * run.regime.epochs / epochs

@@ -22,7 +22,7 @@ def differences(old: Record, new: Record) -> list[str]:
         if not missing and one.get(name) != two.get(name):
             pairs = list(zip(_numbers(one.get(name)), _numbers(two.get(name)), strict=False))
             largest = max((abs(a - b) for a, b in pairs), default=0.0)
-            lines.append(f"{name} differs" + (f", by {largest:.3g} at most" if largest else ""))
+            lines.append(f"{name}: not the same" + (f", by {largest:.3g} at most" if largest else ""))
     return lines
 
 

@@ -17,6 +17,7 @@ from scipy.special import stdtr, stdtrit
 Differences = NDArray[np.float64]
 LEVEL = 0.05  # the chance of a false statement that is accepted
 FEWEST = 3  # seeds; with fewer nothing is said
+DIGITS = 12  # of a difference: what is smaller is rounding
 DRAWS = 10_000  # of the bootstrap
 
 
@@ -85,7 +86,7 @@ def compare(values: Mapping[str, Mapping[int, float]]) -> list[Difference]:
 def _difference(pair: tuple[str, str], values: Mapping[str, Mapping[int, float]]) -> Difference:
     one, two = (values[name] for name in pair)
     seeds = tuple(sorted(s for s in one.keys() & two.keys() if math.isfinite(one[s]) and math.isfinite(two[s])))
-    differences = np.array([one[s] - two[s] for s in seeds], dtype=np.float64)
+    differences = np.array([one[s] - two[s] for s in seeds], dtype=np.float64).round(DIGITS)
     first, second = pair
     if len(seeds) and differences.mean() < 0:
         first, second, differences = second, first, -differences
@@ -93,10 +94,13 @@ def _difference(pair: tuple[str, str], values: Mapping[str, Mapping[int, float]]
 
 
 def t_test(differences: Differences) -> float:
-    """Return the two-sided p-value of Student's test that the mean of the differences is 0."""
+    """Return the two-sided p-value of Student's test that the mean of the differences is 0.
+
+    Differences that are all the same have no variance to judge by; then it is the p-value of the sign test.
+    """
     mean, error = _mean_and_error(differences)
-    if error == 0:
-        return 1.0 if mean == 0 else 0.0
+    if error < 10**-DIGITS:
+        return 1.0 if abs(mean) < 10**-DIGITS else 2.0 ** (1 - len(differences))
     return float(2 * stdtr(len(differences) - 1, -abs(mean / error)))
 
 
@@ -133,21 +137,21 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def leaders(values: Mapping[str, Mapping[int, float]]) -> list[str]:
-    """Return the methods that may be the best: the one with the largest mean, and those that it is not ahead of.
+    """Return the methods that may be the best, the largest mean first. Methods with fewer than three seeds don't count.
 
     Args:
         values: for every method its values by seed; larger is better.
 
     Returns:
-        One method if it is ahead of all others; several, the largest mean first, if they are tied; none if the method with
-        the largest mean has fewer than three seeds, or shares fewer than three with another method.
+        One method if it is ahead of all others; several if they are tied: those that no other is ahead of, and those that
+        these are not ahead of, if only one is left; none if two of the methods share fewer than three seeds.
     """
-    means = {name: float(np.mean(list(known.values()))) for name, known in values.items() if known}
-    order = sorted(means, key=lambda name: -means[name])
-    if not order or len(values[order[0]]) < FEWEST:
+    known = {name: found for name, found in values.items() if len(found) >= FEWEST}
+    pairs = compare(known)
+    if any(pair.verdict == "too few seeds" for pair in pairs):
         return []
-    with_best = [d for d in compare({name: values[name] for name in order}) if order[0] in (d.better, d.other)]
-    if any(d.verdict == "too few seeds" for d in with_best):
-        return []
-    beaten = {d.other for d in with_best if d.better == order[0] and d.verdict == "ahead"}
-    return [name for name in order if name not in beaten]
+    ahead = {(pair.better, pair.other) for pair in pairs if pair.verdict == "ahead"}
+    best = {name for name in known if not any((other, name) in ahead for other in known)}
+    if len(best) == 1:
+        best |= {name for name in known if name not in best and (next(iter(best)), name) not in ahead}
+    return sorted(best, key=lambda name: -float(np.mean(list(known[name].values()))))

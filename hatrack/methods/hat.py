@@ -125,10 +125,12 @@ class HAT(Method):
     def _warn_if_held(self) -> None:
         """Warn if much of the trunk can't be followed, so that later tasks could hardly learn."""
         sizes = {name: p.numel() for name, p in self.net.trunk.named_parameters() if p.requires_grad}
-        held = {name: reason for name, reason in self.held.items() if not reason.startswith(LEFT)}  # not by the user's wish
-        share = sum(sizes[name] for name in held) / max(1, sum(sizes.values()))
+        wished = {name for name, reason in self.held.items() if reason.startswith(LEFT)}
+        held = {name: count for name, count in self.units.held_elements().items() if count and name not in wished}
+        share = sum(held.values()) / max(1, sum(sizes.values()))
         if share > MUCH:
-            named = [f"{name} ({reason})" for name, reason in held.items()]
+            order = sorted(held, key=lambda name: -held[name])
+            named = [f"{name} ({self.held.get(name, f'{held[name] / sizes[name]:.0%} of it')})" for name in order]
             few = ", ".join(named[:3]) + (f", ... ({len(named)} in all)" if len(named) > 3 else "")
             warnings.warn(f"{share:.0%} of the trunk's weights are held whole after the first task: {few}", stacklevel=3)
 

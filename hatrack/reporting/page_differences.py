@@ -3,7 +3,7 @@
 import math
 
 from hatrack.experiments.record import Record
-from hatrack.experiments.statistics import FEWEST, Difference, compare
+from hatrack.experiments.statistics import FEWEST, Difference, compare, leaders
 from hatrack.reporting.drawing import LineStyle
 from hatrack.reporting.elements import coloured_label, escaped, table
 from hatrack.reporting.measures import MISSING, format_number
@@ -14,9 +14,10 @@ from hatrack.reporting.words import ACCURACY, count_text
 MOST = 45  # pairs in the table: those of ten methods
 CHANCE = 1.1  # times the accuracy of guessing: a method below it has learned nothing
 TEXT = (
-    "Average accuracy at the end, compared seed by seed, in percentage points. The first interval is Student's, the second "
-    "resamples the seeds; both hold with 95 %. The p-value is of the paired t-test, corrected after Holm for all pairs: "
-    "under 0.05 the first method is ahead, otherwise the two are tied."
+    "Average accuracy at the end, compared at the seeds that two methods share, in percentage points. The first interval is "
+    "Student's, with 95 %; the second resamples the seeds, which makes it too narrow if there are few. Both are for a pair "
+    "by itself. The p-value is of the paired t-test, corrected after Holm for all pairs: under 0.05 the first is ahead, "
+    "otherwise they are tied, which means that no difference is shown."
 )
 
 
@@ -28,8 +29,12 @@ def differences_part(setting: Setting, styles: dict[str, LineStyle]) -> str:
         return "<p>There is one method only.</p>" + notes
     titles = ("First", "Second", "Difference", "Student", "Resampled", "Ahead in", "p", "Verdict")
     heads = [f'<th scope="col">{title}</th>' for title in titles]
-    largest = sorted(found, key=lambda d: (-len(d.seeds), d.p, -d.mean))[:MOST]
-    some = f" {len(largest)} of {len(found)} pairs are shown, the surest first." if len(found) > len(largest) else ""
+    best = set(leaders(accuracies(setting)))
+    first = sorted(found, key=lambda d: (not best & {d.better, d.other}, -len(d.seeds), d.p, -d.mean))
+    largest = first[:MOST]
+    some = (
+        f" {len(largest)} of {len(found)} pairs are shown, those with the best methods first." if len(found) > MOST else ""
+    )
     body = "".join(_row(difference, styles) for difference in largest)
     return f"<p>{TEXT}{some}</p>" + table(heads, [f"<tbody>{body}</tbody>"], "ranking") + notes
 
@@ -40,7 +45,7 @@ def _row(difference: Difference, styles: dict[str, LineStyle]) -> str:
         _points(difference.mean),
         _interval(difference.interval),
         _interval(difference.bootstrap),
-        f"{difference.wins} of {count_text(len(difference.seeds), 'seed')}",
+        f"{difference.wins} of {len(difference.seeds)} seeds",
         MISSING if few else f"{difference.p:.3f}" if difference.p >= 0.001 else "&lt; 0.001",
         difference.verdict,
     ]

@@ -21,7 +21,6 @@ from hatrack.reporting.tables import option_text
 from hatrack.text import printable
 
 SHOWN = [measure for measure in MEASURES if measure.key in ("accuracy", "forgetting")]
-MOST_LINES = 12
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def _draw_lines(axes: Axes, response: Response, measure: Measure) -> None:
     """Draw a measure against the first option, with a line for every combination of the others."""
     (first, values), *others = response.axes.items()
     scale = 100 if measure.unit == "%" else 1
-    for k, rest in enumerate(list(product(*(texts for _, texts in others)))[:MOST_LINES]):
+    for k, rest in enumerate(product(*(texts for _, texts in others))):
         found = [mean_std(response.values(measure, (value, *rest))) for value in values]
         means = [scale * s.mean if s else np.nan for s in found]
         errors = [scale * (s.std or 0) if s else 0 for s in found]
@@ -99,8 +98,8 @@ def _draw_lines(axes: Axes, response: Response, measure: Measure) -> None:
             range(len(values)), means, errors, label=name, capsize=3, color=PALETTE[k % len(PALETTE)],
             linestyle=LINES[k // len(PALETTE) % len(LINES)], marker=MARKERS[k % len(MARKERS)],
         )  # fmt: skip
-    if others:
-        axes.legend(fontsize=8)
+    if others and measure is SHOWN[-1]:
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.02, 1))
     _label(axes, measure, first, values)
 
 

@@ -27,6 +27,7 @@ VARIABLE = (
     "seed",
     "method",
     "method_options",
+    "method_digest",
     "watch_tasks",
 )  # the keys of a spec in which the records of a setting may differ
 MAY_DIFFER = ("name", "spec", "seconds", "versions", "valid_accuracy", "valid_loss")  # between two records of one run

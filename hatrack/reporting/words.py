@@ -8,7 +8,7 @@ from typing import Any
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.experiments.record import clean
 from hatrack.experiments.record_parts import Spec
-from hatrack.experiments.statistics import leaders
+from hatrack.experiments.statistics import FEWEST, leaders
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
 from hatrack.options import parameters
@@ -83,16 +83,21 @@ def _accuracy(setting: Setting, rows: list[Row], measure: str) -> str:
     ranked = [row.label for row in rows if row.label in means and not row.reference]
     if not ranked:
         return ""
-    best = leaders(accuracies(setting)) if len(ranked) > 1 else []
+    values = accuracies(setting)
+    best = leaders(values) if len(ranked) > 1 else []
+    few = [name for name in ranked if len(values[name]) < FEWEST]
     shown = {name: f"{format_number(ACCURACY, mean)} %" for name, mean in means.items()}
-    if len(best) == 1:
-        first = f"{best[0]} had the highest {measure} of all methods, {shown[best[0]]}"
-    elif best:
+    if len(best) == 1 and len(ranked) - len(few) > 1:
+        first = f"{best[0]} is ahead of all other methods, with an {measure} of {shown[best[0]]}"
+        first += "" if best[0] == ranked[0] else " (methods are compared at the seeds that they share)"
+    elif len(best) > 1:
         more = f" and {count_text(len(best) - 4, 'other')}" if len(best) > 4 else ""
         first = f"{join_names([f'{name} ({shown[name]})' for name in best[:4]])}{more} are tied for the highest {measure}"
     else:
         first = f"{ranked[0]} had an {measure} of {shown[ranked[0]]}"
-        first += f", {ranked[1]} of {shown[ranked[1]]} (too few seeds to name a winner)" if len(ranked) > 1 else ""
+        first += f", {ranked[1]} of {shown[ranked[1]]}; too few seeds to name a winner" if len(ranked) > 1 else ""
+    if few and best:
+        first += f"; {join_names(few)} {'has' if len(few) == 1 else 'have'} too few seeds to be compared"
     references = [REFERENCE_NAMES.get(row.label, row.label) + f" had {shown[row.label]}"
                   for row in rows if row.reference and row.label in means]  # fmt: skip
     return f"At the end, {'; '.join([first, *references])}."

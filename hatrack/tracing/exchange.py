@@ -1,14 +1,14 @@
 """Call a module with other tensors in place of its own, as `torch.func.functional_call` does, and leave no trace in it.
 
-nn.LSTM, nn.GRU and nn.RNN have a second list of their weights, which torch brings up to date in the next forward pass only.
-Until then it would hold the tensors of the call: they would keep memory, and such a module could not be copied.
+torch's function does not restore a module that is registered twice. nn.LSTM, nn.GRU and nn.RNN have a second list of their
+weights, which torch brings up to date in the next forward pass only. Until then it would hold the tensors of the call: they
+would keep memory, and such a module could not be copied.
 """
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hatrack.tracing.cudnn import without_cudnn
@@ -30,8 +30,28 @@ def functional_call(module: nn.Module, tensors: Mapping[str, Tensor], args: tupl
     lists = [(part, {name: vars(part)[name] for name in LISTS}) for part in module.modules() if isinstance(part, nn.RNNBase)]
     on_gpu = lists and any(tensor.is_cuda for tensor in tensors.values())
     try:
-        with without_cudnn() if on_gpu else nullcontext():
-            return torch.func.functional_call(module, dict(tensors), args)
+        with exchanged(module, tensors), without_cudnn() if on_gpu else nullcontext():
+            return module(*args)
     finally:
         for part, before in lists:
             vars(part).update(before)
+
+
+@contextmanager
+def exchanged(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Put other tensors in the places of some parameters and buffers, wherever the module has them, within the block."""
+    own = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    if unknown := sorted(tensors.keys() - own.keys()):
+        raise KeyError(f"the module has no tensor {unknown[0]!r}")
+    new = {id(own[name]): tensor for name, tensor in tensors.items()}
+    changed: list[tuple[dict[str, Any], str, Any]] = []
+    for part in module.modules():  # each once, also if it is registered twice
+        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        changed += [(table, name, t) for table in tables for name, t in table.items() if id(t) in new]
+    try:
+        for table, name, tensor in changed:
+            table[name] = new[id(tensor)]
+        yield
+    finally:
+        for table, name, tensor in changed:
+            table[name] = tensor

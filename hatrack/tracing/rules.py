@@ -94,6 +94,8 @@ def result_ids(op: Operation) -> Tensor | None:
         return None if random else torch.where(op.outputs[0] == 0, ALWAYS_ZERO, ALWAYS_ACTIVE)
     if op.name not in ZEROS and "out" in op.given:
         return None
+    if op.name in REDUCTIONS and not op.floats[0].numel():
+        return None  # on the example there is nothing to reduce, but there may be on others
     rule = attention_ids if op.name.startswith(ATTENTION) else RULES.get(op.name)
     if rule is not None:
         return rule(op)

@@ -37,6 +37,7 @@ from hatrack.tracing.unit_table import UnitTable
 
 READS = {  # functions that read values into Python
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__,
+    Tensor.__array__, Tensor.__dlpack__, Tensor.__repr__, Tensor.__format__, Tensor.equal, torch.equal,
 }  # fmt: skip
 CHANNELWISE_NORMS = (F.batch_norm, F.instance_norm)  # they mix no channels
 
@@ -119,7 +120,8 @@ class Trace(CountedCalls):
         args, kwargs = self.substituted((args, kwargs or {}))
         gate = None
         if func in READS:
-            self.tracker.note_read(args[0])
+            for t in filter(torch.is_tensor, args):
+                self.tracker.note_read(t)
         if func not in TRACED:
             out = func(*args, **kwargs)
         else:

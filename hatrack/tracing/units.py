@@ -89,7 +89,8 @@ class Units:
         held = {*self.frozen_entirely, *self.per_task, *trace.norms}
         self._example = Example(table, self._uses, self._unused, self.places, self.features, held, gated)
         self._repeated = {name: n for name, n in trace.counts.items() if n > 1 and name in set(trace.names.values())}
-        self._other_calls: set[frozenset[tuple[str, int]]] = set()  # the numbers of calls for which the masks hold, too
+        self._shape = x.shape[1:]
+        self._other_calls: set[tuple[Any, ...]] = set()  # the shapes and numbers of calls for which the masks hold, too
         self._check(twin, x)
 
     def to(self, device: torch.device) -> None:
@@ -122,23 +123,32 @@ class Units:
         return self._run(self.trunk, x, gates, tensors or {})
 
     def _run(self, trunk: nn.Module, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        if x.dim() != 1 + len(self._shape):
+            raise ValueError(f"inputs have {1 + len(self._shape)} dimensions, as the example has, not {x.dim()}")
         names = tensor_names(trunk) | {id(tensor): name for name, tensor in tensors.items()}
         with ApplyGates(names, self.places, gates, training=trunk.training) as calls:
             features: Tensor = functional_call(trunk, dict(tensors), (x,)) if tensors else trunk(x)
         fewer = not trunk.training and any(calls.counts.get(name, n) != n for name, n in self._repeated.items())
-        if calls.others or fewer:
+        if calls.others or fewer or x.shape[1:] != self._shape:
             self._check_calls(trunk, x, calls)
         return features
 
     def _check_calls(self, trunk: nn.Module, x: Tensor, calls: ApplyGates) -> None:
-        """Raise if the masks may not hold for other numbers of calls than on the example, as with longer sequences."""
-        counts = frozenset(calls.counts.items())
-        if counts not in self._other_calls:
+        """Raise if the masks may not hold for another shape, or other numbers of calls, than on the example."""
+        seen = (x.shape[1:], frozenset(calls.counts.items()))
+        if seen not in self._other_calls:
             sets = [None if k == ALWAYS_ACTIVE else frozenset(self.members(k) or ()) for k in range(len(self._members))]
             if not self._example.holds_for(trunk, x, sets, calls.counts):
                 other = [(name, calls.counts[name]) for name, n in self._repeated.items() if calls.counts.get(name, n) != n]
-                raise not_on_example([*calls.others, *other][0])
-            self._other_calls.add(counts)
+                raise not_on_example([*calls.others, *other][0]) if calls.others or other else self._other_shape(x)
+            self._other_calls.add(seen)
+
+    def _other_shape(self, x: Tensor) -> ValueError:
+        """Return the error for inputs of another shape than the example, for which the masks may not hold."""
+        return ValueError(
+            f"inputs of shape {tuple(x.shape[1:])} use the weights of the trunk in another way than the example of shape "
+            f"{tuple(self._shape)}, so that old tasks might be forgotten; give an example of the largest shape"
+        )
 
     def _run_alike(self, trunk: nn.Module, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         """Run with the same random numbers every time, for trunks that draw them also in evaluation mode."""
@@ -177,6 +187,12 @@ class Units:
         trained = {name for name, p in self.trunk.named_parameters() if p.requires_grad and p.numel()}
         whole = [name for name in masks if name in self.traced & trained and bool((masks[name] == 1).all())]
         return {name: self.frozen_entirely.get(name, "not used on the example") for name in whole}
+
+    def held_elements(self) -> dict[str, int]:
+        """Return how many elements of each trained parameter no task after the first can change."""
+        masks = self.weight_masks(torch.zeros(self.count))
+        trained = {name for name, p in self.trunk.named_parameters() if p.requires_grad}
+        return {name: int((masks[name] == 1).sum()) for name in masks if name in self.traced & trained}
 
     def feature_masks(self, values: Tensor) -> Tensor:
         """Return for every feature the largest value of the units that it depends on, given one value per unit."""

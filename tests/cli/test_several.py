@@ -11,6 +11,7 @@ from hatrack.experiments.costs import expected_cost
 from hatrack.experiments.record import Record, sign
 from hatrack.experiments.sameness import differences
 from hatrack.experiments.spec import Run
+from hatrack.regime import Regime
 from tests.helpers.commands import SHORT
 from tests.helpers.records import make, with_spec
 
@@ -70,6 +71,9 @@ def test_what_a_run_would_cost():
     assert expected_cost(run, own) == (11.0, "its other seeds")
     other = with_spec(make("sgd", 0), heads="shared")
     assert expected_cost(run, [other, make("hat", 1)]) == (10.0, "this method in other settings")
+    short = make("sgd", 0, regime=Regime(epochs=20))
+    assert expected_cost(run, [short]) == (100.0, "this method in other settings"), "200 epochs in place of 20"
+    assert expected_cost(run, [make("sgd", 0, benchmark_options={"data": "sample"})])[0] is None, "other data"
     assert expected_cost(run, [make("hat", 1)]) == (12.0, "other methods on this network")
     assert expected_cost(run, [])[0] is None
 
@@ -86,9 +90,9 @@ def test_a_run_is_repeated_from_its_record(tmp_path, capsys):
     path.write_text(json.dumps(sign(data)))
     assert main(["run", f"--from={path}"]) == 1
     shown = capsys.readouterr().out
-    assert "accuracy differs, by 0.25" in shown
+    assert "accuracy: not the same, by 0.25" in shown
     assert "torch 1.0 ->" in shown
-    assert "loss differs" not in shown
+    assert "loss: not" not in shown
     assert [item.name for item in tmp_path.iterdir()] == [path.name], "nothing is written"
 
 
@@ -107,8 +111,8 @@ def test_differences_of_records():
     assert differences(one, make("hat")) == []
     other = make("hat", accuracy=[[0.9, 0.2], [0.8, 0.7]])
     assert differences(one, other) == [
-        "accuracy differs, by 0.1 at most", "loss differs, by 0.1 at most", "train_loss differs, by 0.1 at most"
-    ]  # fmt: skip
+        f"{name}: not the same, by 0.1 at most" for name in ("accuracy", "loss", "train_loss")
+    ]
 
 
 def test_a_sweep(tmp_path, capsys):
@@ -152,9 +156,19 @@ def test_a_sweep_of_lists_and_switches(tmp_path):
         (["sgd", "--lr", "0.1,x"], "--lr must be a number"),
         (["ewc", "--rescale", "true,maybe"], "true or false"),
         (["hat,sgd", "--lr", "0.1,0.2"], "one method"),
+        (["sgd", "--lr", "0.1,0.10"], "--lr has a value twice"),
     ],
 )
 def test_bad_sweeps(words, said, tmp_path, capsys):
     assert main(["sweep", "smnist", *words, "--out", str(tmp_path / "no")]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
+
+
+def test_a_value_that_diverges_leaves_the_table_of_the_others(tmp_path, capsys):
+    words = ["sweep", "smnist", "sgd", *SHORT, "--lr", "1e30,0.05", "--out", str(tmp_path)]
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert "the loss is" in shown.err
+    assert re.search(r"0\.05 +1 +\d", shown.out)
+    assert (tmp_path / "sweep.png").exists()

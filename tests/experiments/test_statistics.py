@@ -38,8 +38,11 @@ def test_the_bootstrap_is_that_of_all_resamples():
 
 
 def test_differences_that_are_all_the_same():
+    """They have no variance: the sign test says 2 / 2^n."""
     assert t_test(np.zeros(4)) == 1
-    assert t_test(np.full(4, 0.25)) == 0
+    assert t_test(np.full(4, 0.25)) == 0.125
+    same = compare({"a": seeds(0.8, 0.7, 0.9), "b": seeds(0.8, 0.7, 0.9 + 1e-16)})[0]
+    assert (same.verdict, same.wins, same.p) == ("tied", 0, 1), "rounding"
 
 
 def test_holm_by_hand():
@@ -71,7 +74,15 @@ def test_leaders():
     assert leaders({"low": low, "same": same, "high": high}) == ["high", "same"]
     assert leaders({"low": seeds(0.1, 0.2), "high": seeds(0.8, 0.9)}) == [], "two seeds"
     assert leaders({"low": {5: 0.1, 6: 0.2, 7: 0.1}, "high": high}) == [], "no seed in common"
-    assert leaders({"only": high}) == ["only"]
+    assert leaders({"low": low, "high": high, "new": {0: 0.99}}) == ["high"], "a method with one seed does not count"
+
+
+def test_leaders_by_the_seeds_that_methods_share():
+    """b has the larger mean, because it has the easier seeds; at those, a is ahead."""
+    a = {**seeds(0.50, 0.52, 0.51), 3: 0.81, 4: 0.90, 5: 0.84}
+    b = {3: 0.79, 4: 0.879, 5: 0.821}
+    assert leaders({"b": b, "a": a}) == ["a"]
+    assert leaders({"only": a}) == ["only"]
     assert leaders({}) == []
 
 

@@ -16,7 +16,7 @@ def rows(name, *levels):
 def test_the_table_of_differences():
     (setting,) = settings([*rows("hat", 0.8, 0.9, 0.7), *rows("sgd", 0.5, 0.61, 0.39)])
     text = differences_part(setting, line_styles([setting]))
-    assert in_order(text, "hat", "sgd", "30.0", "27.5 to 32.5", "29.0 to 31.0", "3 of three seeds", "&lt; 0.001", "ahead")
+    assert in_order(text, "hat", "sgd", "30.0", "27.5 to 32.5", "29.0 to 31.0", "3 of 3 seeds", "&lt; 0.001", "ahead")
 
 
 def test_fewer_than_three_seeds():

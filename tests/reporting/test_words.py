@@ -35,9 +35,11 @@ def test_a_winner_is_named_if_it_is_ahead_and_a_tie_is_called_a_tie() -> None:
         for name, values in levels.items()
     }
     won = summary(settings(records["hat"] + records["sgd"])[0])
-    assert in_order(won, "hat", "highest average accuracy of all methods", "81.7 %")
+    assert in_order(won, "hat", "ahead of all other methods", "average accuracy of 81.7 %")
     tied = summary(settings([*records["hat"], *records["sgd"], *records["ewc"]])[0])
     assert in_order(tied, "hat (81.7 %)", "ewc (81.3 %)", "tied", "highest")
+    few = summary(settings([*records["hat"], *records["sgd"], records["ewc"][0]])[0])
+    assert in_order(few, "hat", "ahead of all other methods", "ewc has too few seeds")
 
 
 def test_two_methods_that_are_equal_are_not_called_the_highest() -> None:
