@@ -94,6 +94,12 @@ class Record:
         }
 
     @property
+    def valid_average(self) -> float:
+        """The mean accuracy over all tasks at the end on validation data, by which options may be chosen; nan without it."""
+        last = [math.nan if value is None else value for value in self.valid_accuracy[-1]] if self.valid_accuracy else []
+        return metrics.mean(last) if last else math.nan
+
+    @property
     def capacity(self) -> str:
         """A sentence about how full the network is at the end; empty for a method that takes no capacity."""
         last = self.usage[-1] if self.usage else {}

@@ -20,7 +20,9 @@ from hatrack.reporting.measures import MEASURES, MISSING, Measure, format_number
 from hatrack.reporting.tables import option_text
 from hatrack.text import printable
 
-SHOWN = [measure for measure in MEASURES if measure.key in ("accuracy", "forgetting")]
+VALID = Measure("valid_accuracy", "Average accuracy on validation data", "%", "", short="validation %")
+TABLE = (VALID, *(measure for measure in MEASURES if measure.key in ("accuracy", "forgetting")))
+SHOWN = (TABLE[0], TABLE[-1])  # in the picture: options are chosen by validation data
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,12 @@ class Response:
 
     def values(self, measure: Measure, point: tuple[str, ...]) -> list[float]:
         """Return a measure at a combination of values, a number per seed."""
-        return [record.summary[measure.key] for record in self.records.get(point, [])]
+        return [value(record, measure) for record in self.records.get(point, [])]
+
+
+def value(record: Record, measure: Measure) -> float:
+    """Return a measure of a record."""
+    return record.valid_average if measure is VALID else record.summary[measure.key]
 
 
 def axis_text(value: object) -> str:
@@ -51,10 +58,10 @@ def response_table(response: Response) -> Table:
     """Return the table of the grid for the terminal, a line per combination."""
     title = Text(f"{response.title}: mean ± standard deviation over n seeds")
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for name in (*response.axes, "n", *(measure.short or measure.title for measure in SHOWN)):
+    for name in (*response.axes, "n", *(measure.short or measure.title for measure in TABLE)):
         table.add_column(Text(name), justify="right")
     for point in product(*response.axes.values()):
-        cells = [(measure, mean_std(response.values(measure, point))) for measure in SHOWN]
+        cells = [(measure, mean_std(response.values(measure, point))) for measure in TABLE]
         texts = [f"{format_number(m, s.mean)} {format_std(m, s)}".strip() if s else MISSING for m, s in cells]
         table.add_row(*map(Text, point), str(len(response.records.get(point, []))), *texts)
     return table
@@ -64,10 +71,10 @@ def response_csv(response: Response) -> str:
     """Return the grid with all digits, a line per run."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*response.axes, "seed", *(measure.key for measure in SHOWN)])
+    writer.writerow([*response.axes, "seed", *(measure.key for measure in TABLE)])
     for point, records in response.records.items():
         for record in records:
-            values = [record.summary[measure.key] for measure in SHOWN]
+            values = [value(record, measure) for measure in TABLE]
             writer.writerow([*map(spreadsheet_text, point), record.spec.seed, *values])
     return out.getvalue()
 

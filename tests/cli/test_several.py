@@ -138,6 +138,8 @@ def test_a_sweep(tmp_path, capsys):
     expected = {(r.spec.seed, r.summary["accuracy"]) for r in found if r.spec.method_options["smax"] == 50}
     assert {(int(row["seed"]), float(row["accuracy"])) for row in table if row["smax"] == "50"} == expected
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    last = {(r.spec.seed, sum(r.valid_accuracy[-1]) / 2) for r in found if r.spec.method_options["smax"] == 50}
+    assert {(int(row["seed"]), float(row["valid_accuracy"])) for row in table if row["smax"] == "50"} == last
     assert len(re.findall(r"^ *(?:50|400) +0\.(?:05|1) +2 ", capsys.readouterr().out, re.MULTILINE)) == 4
 
 
