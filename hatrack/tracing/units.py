@@ -17,6 +17,7 @@ example at construction.
 
 import copy
 import fnmatch
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -239,18 +240,25 @@ class Units:
     @torch.no_grad()
     def _check(self, trunk: nn.Module, x: Tensor) -> None:
         """Change all weights that random masks leave free; raise if the features change, so that no error stays hidden."""
-        draw = generator(0, "check of units")
+        draw, broken = generator(0, "check of units"), False
         for share in (0.5, 0.9) * (1 if len(self._unused) > LARGE else 4):
             gates = torch.rand(self.count, generator=draw) < share
             masks = self.weight_masks(gates)
             before = self._run_alike(trunk, x, gates, {})
             changed = {n: _noisy(t, masks[n] == 0, draw) for n, t in trunk.named_parameters() if n in self.traced}
+            broken |= not before.isfinite().all()
             if torch.equal(before, self._run_alike(trunk, x, gates, changed)) or not before.isfinite().all():
                 continue
             bad = [n for n in changed if not torch.equal(before, self._run_alike(trunk, x, gates, {n: changed[n]}))]
             raise ValueError(
                 f"the trunk was not traced correctly: {', '.join(bad) or 'some weights'} influence a task that should not "
                 f"use them; leave={','.join(bad)!r} freezes them entirely after the first task"
+            )
+        if broken and self._run_alike(trunk, x, torch.ones(self.count, dtype=torch.bool), {}).isfinite().all():
+            warnings.warn(
+                "with some units closed the features are not finite: the trunk divides by units or takes their logarithm, as "
+                "in exp(k) / exp(k).sum(); no task can be learned so; a small constant added to the divisor avoids it",
+                stacklevel=4,
             )
 
 

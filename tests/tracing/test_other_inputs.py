@@ -124,3 +124,14 @@ def test_weights_of_which_most_are_never_used_are_a_warning():
     trunk = Lambda(lambda own, x: own.b(x @ own.table[:, :4]), table=nn.Parameter(torch.randn(12, 16)), b=nn.Linear(4, 3))
     with pytest.warns(UserWarning, match=r"held whole after the first task: table \(75% of it\)"):
         METHODS["hat"](Network(trunk, tasks=tasks))
+
+
+def test_a_division_by_closed_units_is_a_warning():
+    """0 / 0: training would end in NaN, and the learning rate would be blamed."""
+
+    def forward(own, x):
+        k = F.softplus(own.a(x))
+        return own.b(x)[:, :4] / k
+
+    with pytest.warns(UserWarning, match="divides by units"):
+        Units(Lambda(forward, a=nn.Linear(12, 4), b=nn.Linear(12, 4)), WIDE)
