@@ -256,8 +256,8 @@ class Units:
             )
         if broken and self._run_alike(trunk, x, torch.ones(self.count, dtype=torch.bool), {}).isfinite().all():
             warnings.warn(
-                "with some units closed the features are not finite: the trunk divides by units or takes their logarithm, as "
-                "in exp(k) / exp(k).sum(); no task can be learned so; a small constant added to the divisor avoids it",
+                "with some units closed the features are not finite: the trunk divides by units or takes their logarithm,"
+                " as in exp(k) / exp(k).sum(); no task can be learned so; a small constant added to the divisor avoids it",
                 stacklevel=4,
             )
 
