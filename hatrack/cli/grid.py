@@ -17,7 +17,8 @@ from hatrack.files.atomic import write
 from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
 from hatrack.regime import Regime
-from hatrack.reporting.response import Response, axis_text, draw_response, response_csv, response_table
+from hatrack.reporting.response import Response, draw_response, response_csv, response_table
+from hatrack.reporting.tables import option_text
 from hatrack.text import say
 from hatrack.training.checkpoint import Stopped
 
@@ -64,7 +65,7 @@ def sweep(
         regime = Regime(**tables.pop("regime", {}))
         regime.check_effect(given.get("regime", {}), method, METHODS.find(method).replaces)
         rest = tables.pop("run", {}) | tables
-        points[tuple(map(axis_text, chosen))] = [
+        points[tuple(map(option_text, chosen))] = [
             Run(benchmark, method, s, network=network, regime=regime, **rest) for s in chosen_seeds(seed, seeds)
         ]
     runs = [run for group in points.values() for run in group]
@@ -80,7 +81,7 @@ def sweep(
     except Diverged as error:  # the others have their records
         failure = error
     records = {run.name: Record.load(folder_of(run, out).record) for run in runs if folder_of(run, out).done}
-    names = {name.replace("_", "-"): [axis_text(v) for v in values] for (_, name), values in axes.items()}
+    names = {name.replace("_", "-"): [option_text(v) for v in values] for (_, name), values in axes.items()}
     found = {point: [records[run.name] for run in group if run.name in records] for point, group in points.items()}
     response = Response(f"{method} on {benchmark}", names, found)
     Console().print(response_table(response))

@@ -49,9 +49,8 @@ def _row(difference: Difference, styles: dict[str, LineStyle]) -> str:
         MISSING if few else f"{difference.p:.3f}" if difference.p >= 0.001 else "&lt; 0.001",
         difference.verdict,
     ]
-    names = (coloured_label(name, styles) for name in (difference.better, difference.other))
-    first, second = (f'<th scope="row">{name}</th>' for name in names)
-    return f"<tr>{first}{second}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
+    first, second = (coloured_label(name, styles) for name in (difference.better, difference.other))
+    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in (second, *cells))}</tr>\n'
 
 
 def _points(value: float) -> str:

@@ -17,7 +17,6 @@ from rich.text import Text
 from hatrack.experiments.record import Record
 from hatrack.reporting.drawing import LINES, MARKERS, PALETTE, STYLE, text_colour
 from hatrack.reporting.measures import MEASURES, MISSING, Measure, format_number, format_std, mean_std, spreadsheet_text
-from hatrack.reporting.tables import option_text
 from hatrack.text import printable
 
 VALID = Measure("valid_accuracy", "Average accuracy on validation data", "%", "", short="validation %")
@@ -47,11 +46,6 @@ class Response:
 def value(record: Record, measure: Measure) -> float:
     """Return a measure of a record."""
     return record.valid_average if measure is VALID else record.summary[measure.key]
-
-
-def axis_text(value: object) -> str:
-    """Return a value of an option as a user would write it."""
-    return option_text(value)
 
 
 def response_table(response: Response) -> Table:
