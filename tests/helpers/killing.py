@@ -27,7 +27,7 @@ SAME = (
 )
 
 
-OFTEN = 1e-5  # minutes: at every step
+OFTEN = 0.0  # minutes: at every step
 
 
 class Killed(BaseException):
