@@ -18,6 +18,10 @@ ENGINE = (
     f"auto: recorded on a GPU, and compiled in runs of {PAYS['cuda']:,} steps or more ({PAYS['cpu']:,} on a CPU)"
 )
 FOLDER = click.Path(path_type=Path)
+BUDGET = click.option(
+    "--budget", metavar="COST=LIMIT,...", help="leave out methods that cost more, in multiples of sgd: bytes=1.5x,steps=2x"
+)
+BUDGET_OF = click.option("--budget-of", metavar="METHOD", default="sgd", help="the method that sets the budget [sgd]")
 
 
 def flag(name: str) -> str:

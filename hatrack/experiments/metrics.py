@@ -36,12 +36,32 @@ def learning_accuracy(accuracy: ArrayLike) -> float:
 
 
 def forgetting(accuracy: ArrayLike) -> float:
-    """1/(T-1) sum_{i<T} max_{t<T} (a[t, i] - a[T, i]): the drop from the best accuracy to the accuracy at the end.
+    """1/(T-1) sum_{i<T} max_{i<=t<T} (a[t, i] - a[T, i]): the drop from a task's best accuracy since it was learned.
 
-    This is the definition of Mirzadeh et al. 2020. It is 0 for a single task.
+    It is exactly 0 if no accuracy changes after a task was learned, and 0 for a single task.
+    """
+    a = matrix(accuracy)
+    return float(np.mean([a[i:-1, i].max() - a[-1, i] for i in range(len(a) - 1)])) if len(a) > 1 else 0.0
+
+
+def forgetting_mirzadeh(accuracy: ArrayLike) -> float:
+    """1/(T-1) sum_{i<T} max_{t<T} (a[t, i] - a[T, i]): the drop from a task's best accuracy at any time before the end.
+
+    This is the definition of Mirzadeh et al. 2020. It counts what a task had by chance before it was learned.
     """
     a = matrix(accuracy)
     return float((a[:-1, :-1].max(0) - a[-1, :-1]).mean()) if len(a) > 1 else 0.0
+
+
+def intransigence(accuracy: ArrayLike, independent: ArrayLike) -> float:
+    """1/T sum_i (b[i, i] - a[i, i]): how much better a network of its own learns each task (after Chaudhry et al. 2018).
+
+    `independent` is b, the accuracy matrix of the method of that name; of both, only the diagonal is used.
+    """
+    a, b = matrix(accuracy), matrix(independent)
+    if len(a) != len(b):
+        raise ValueError(f"the matrices are of {len(a)} and {len(b)} (independent) tasks")
+    return float((np.diag(b) - np.diag(a)).mean())
 
 
 def loss_forgetting(loss: ArrayLike) -> float:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from hatrack.experiments import metrics
-from hatrack.experiments.record_parts import Curve, Pretraining, Seconds, Spec, TaskInfo
+from hatrack.experiments.record_parts import Costs, Curve, Pretraining, Seconds, Spec, TaskInfo
 from hatrack.experiments.record_schema import check_fields
 from hatrack.files.atomic import read_bytes, write
 from hatrack.text import SCARCE, is_held
 
 SCHEMA = 1
-ADDED = ("pretraining", "valid_accuracy", "valid_loss")  # fields that a file has only if they are not empty
+ADDED = ("pretraining", "valid_accuracy", "valid_loss", "costs")  # fields that a file has only if they are not empty
 
 
 @dataclass(repr=False)
@@ -45,6 +45,7 @@ class Record:
         valid_accuracy: the matrix of accuracies on the validation data of the tasks learned so far; None for later tasks and
             for tasks without such data. It is empty in records of older versions.
         valid_loss: the matrix of losses on the same data.
+        costs: what the run used: bytes, steps, examples, operations, energy; None in records of older versions.
 
     Example:
         >>> import hatrack as hr
@@ -74,6 +75,7 @@ class Record:
     pretraining: Pretraining | None = None
     valid_accuracy: list[list[float | None]] = field(default_factory=list)
     valid_loss: list[list[float | None]] = field(default_factory=list)
+    costs: Costs | None = None
 
     def __repr__(self) -> str:
         spec, accuracy = self.spec, metrics.average_accuracy(self.accuracy)
@@ -82,13 +84,17 @@ class Record:
 
     @property
     def summary(self) -> dict[str, float]:
-        """The measures that need no other record, by name. See `hatrack.experiments.metrics`."""
+        """The measures that need no other record, by name. See `hatrack.experiments.metrics`.
+
+        Forward transfer is nan if every task has a head of its own, because that head is untrained until then.
+        """
         return {
             "accuracy": metrics.average_accuracy(self.accuracy),
             "learning": metrics.learning_accuracy(self.accuracy),
             "forgetting": metrics.forgetting(self.accuracy),
+            "forgetting_mirzadeh": metrics.forgetting_mirzadeh(self.accuracy),
             "backward": metrics.backward_transfer(self.accuracy),
-            "forward": metrics.forward_transfer(self.accuracy, self.before),
+            "forward": metrics.forward_transfer(self.accuracy, self.before) if self.spec.heads == "shared" else math.nan,
             "without_task_id": metrics.mean(self.without_task_id),
             "loss_forgetting": metrics.loss_forgetting(self.train_loss),
         }
@@ -182,6 +188,7 @@ class Record:
             "curves": [Curve.from_dict(curve) for curve in data["curves"]],
             "seconds": Seconds.from_dict(data["seconds"]),
             "pretraining": Pretraining.from_dict(data["pretraining"]) if data.get("pretraining") else None,
+            "costs": Costs.from_dict(data["costs"]) if data.get("costs") else None,
         })  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
@@ -193,6 +200,7 @@ class Record:
             "curves": [curve.to_dict() for curve in self.curves],
             "seconds": self.seconds.to_dict(),
             **({"pretraining": self.pretraining.to_dict()} if self.pretraining else {}),
+            **({"costs": self.costs.to_dict()} if self.costs else {}),
         })  # fmt: skip
         return result
 

@@ -1,8 +1,11 @@
 """The typed parts of a record: its spec, its tasks, its training curves and its times. Each reads and writes JSON tables."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Self
+
+KINDS = ("weights", "buffers", "masks", "images")  # of the bytes that a method keeps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +156,45 @@ class Seconds:
         return _present(vars(self))
 
 
-def _known(cls: type[Spec | TaskInfo | Pretraining | Seconds], data: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Costs:
+    """What a run used. A value is None if it is not known.
+
+    Attributes:
+        bytes: what the method keeps after the last task, by kind: "weights", "buffers", "masks" and "images".
+        peak_bytes: the most memory that a fit took; on a GPU it is measured, on a CPU it is the sum of what the method
+            holds, the gradients and the state of the optimizer.
+        steps: the training steps of all fits.
+        examples: the training examples in these steps, without those that a method replays.
+        flops: the floating-point operations of these steps: matrix products, convolutions and attention.
+        joules: the energy that the GPU took during the run.
+    """
+
+    bytes: Mapping[str, int] | None = None
+    peak_bytes: int | None = None
+    steps: int | None = None
+    examples: int | None = None
+    flops: int | None = None
+    joules: float | None = None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**_known(cls, data))
+
+    def to_dict(self) -> dict[str, Any]:
+        return _present(vars(self))
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """All values by name, those of `bytes` as "bytes" (their sum) and "bytes_weights" and so on; nan: not known."""
+        kinds = self.bytes or {}
+        found = {"bytes": sum(kinds.values()) if self.bytes else None}
+        found |= {f"bytes_{kind}": kinds.get(kind) for kind in KINDS}
+        found |= {name: getattr(self, name) for name in ("peak_bytes", "steps", "examples", "flops", "joules")}
+        return {name: math.nan if value is None else float(value) for name, value in found.items()}
+
+
+def _known(cls: type[Spec | TaskInfo | Pretraining | Seconds | Costs], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the fields of a class; other keys belong to later versions."""
     return {f.name: data[f.name] for f in fields(cls) if f.name in data}
 

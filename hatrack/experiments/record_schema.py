@@ -22,6 +22,10 @@ SPEC = schema.fields({
 REGIME = schema.fields({}, {"epochs": WHOLE, "schedule": schema.text})
 TASK = schema.fields({"name": schema.text, "classes": WHOLE}, {"train": WHOLE, "valid": WHOLE, "test": WHOLE})
 PRETRAINING = schema.fields({"epochs": WHOLE}, {"valid_accuracy": SHARE})
+COUNT = schema.number(0, 2**100, whole=True)
+COSTS = schema.fields({}, {
+    "bytes": schema.table(WHOLE), "peak_bytes": WHOLE, "steps": WHOLE, "examples": WHOLE, "flops": COUNT, "joules": SECONDS,
+})  # fmt: skip
 EPOCH = schema.fields({"lr": LOSS, "loss": LOSS, "valid_loss": LOSS, "valid_accuracy": SHARE})
 
 
@@ -50,6 +54,7 @@ def check_fields(data: dict[str, Any]) -> None:
         "pretraining": PRETRAINING,
         "valid_accuracy": schema.matrix(SHARE, count),
         "valid_loss": schema.matrix(LOSS, count),
+        "costs": COSTS,
     }
     schema.fields(whole, added)("", data)
     OPTIONS("spec", {key: value for key, value in data["spec"].items() if not isinstance(value, dict)})

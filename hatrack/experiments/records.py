@@ -1,10 +1,23 @@
 """All records of a folder, as a list and as a table of pandas."""
 
+import json
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from hatrack.experiments import metrics
 from hatrack.experiments.record import Record
+from hatrack.experiments.record_parts import Costs
 
+TASK_COUNT = "number of tasks"
+VARIABLE = (
+    "seed",
+    "method",
+    "method_options",
+    "method_digest",
+    "watch_tasks",
+)  # the keys of a spec in which the records of a setting may differ
 OPTIONS = {"method_options": "", "network_options": "network.", "benchmark_options": "benchmark.", "regime": "regime."}
 
 
@@ -19,12 +32,13 @@ class Records(list[Record]):
     """
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a table of plain values: a row per record, with its names, options, measures and time.
+        """Return a table of plain values: a row per record, with its names, options, measures, costs and time.
 
         An option of the method has its own name, one of the network, the benchmark or the regime is called network.width,
-        benchmark.data or regime.lr.
+        benchmark.data or regime.lr. Intransigence is nan without a record of `independent` at the same seed and setting.
         """
-        return [_row(record) for record in self]
+        alone = _independent(self)
+        return [_row(record, alone.get(_place(record))) for record in self]
 
     def to_pandas(self) -> Any:
         """Return `rows` as a pandas DataFrame; pandas must be installed."""
@@ -64,8 +78,28 @@ def records(folder: Path | str) -> Records:
     return Records(Record.load(path) for path in paths)
 
 
-def _row(record: Record) -> dict[str, Any]:
+def common_spec(record: Record) -> dict[str, Any]:
+    """Return the keys of a spec that the records of a setting share, and the number of tasks."""
+    fixed = {key: value for key, value in record.spec.written.items() if key not in VARIABLE}
+    return {**fixed, TASK_COUNT: len(record.tasks)}
+
+
+def _place(record: Record) -> tuple[str, int]:
+    """Return the setting and the seed of a record."""
+    return json.dumps(common_spec(record), sort_keys=True), record.spec.seed
+
+
+def _independent(records: Iterable[Record]) -> dict[tuple[str, int], Record]:
+    """Return the records of `independent` by setting and seed, those with the fewest options if there are several."""
+    found = [record for record in records if record.spec.method == "independent"]
+    found.sort(key=lambda record: -len(record.spec.method_options))
+    return {_place(record): record for record in found}
+
+
+def _row(record: Record, independent: Record | None) -> dict[str, Any]:
     spec = record.spec
+    lacks = metrics.intransigence(record.accuracy, independent.accuracy) if independent else math.nan
     names = {name: getattr(spec, name) for name in ("benchmark", "method", "network", "seed", "heads", "init")}
     options = {f"{prefix}{name}": v for key, prefix in OPTIONS.items() for name, v in getattr(spec, key).items()}
-    return {**names, **options, **record.summary, "parameters": record.parameters, "seconds": record.seconds.total}
+    measures = {**record.summary, "intransigence": lacks, "parameters": record.parameters, "seconds": record.seconds.total}
+    return {**names, **options, **measures, **(record.costs or Costs()).summary}

@@ -22,6 +22,7 @@ from hatrack.experiments.build import build_method, build_tasks, build_trunk
 from hatrack.experiments.pretraining import pretrained_trunk, pretraining_task
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, TaskInfo
+from hatrack.experiments.resources import EnergyMeter, costs_of
 from hatrack.experiments.run_folder import RunFolder, unfinished
 from hatrack.experiments.spec import Run as Run
 from hatrack.methods import METHODS
@@ -85,6 +86,7 @@ def run(
     with precision_scope(precision, torch.device(device)), ExitStack() as open_files:
         began = time.perf_counter()
         trainer.tasks = tasks = build_tasks(spec, device)  # what is wrong with a run shows here, before anything is written
+        trainer.count_costs = True
         trainer.watch_tasks = tasks if spec.watch_tasks else ()
         compiles = trainer.compiles(METHODS.find(spec.method), torch.device(device).type)
         if compiles:
@@ -170,9 +172,10 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
             method.restore_data(task)
     else:
         rows["before"] = [score.accuracy for score in Evaluations(method, tests, wait=wait_for_gpu)()]
+    energy = EnergyMeter(method.net.example.device, saved.get("joules") if saved else 0.0)
     for task in tasks[start:]:
         if checkpointer and not (saved and task.index == start):  # else its beginning is saved already
-            measured = {**rows, "spent": spent + time.perf_counter() - began}
+            measured = {**rows, "spent": spent + time.perf_counter() - began, "joules": energy.joules()}
             checkpointer.begin_task(task.index, method, trainer, measured)
             if stopping.is_set():
                 checkpointer.wait()
@@ -201,6 +204,7 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
         curves=[_curve(result) for result in trainer.fits],
         usage=rows["usage"],
         seconds=Seconds(total=spent + time.perf_counter() - began, learn=rows["seconds"]),
+        costs=costs_of(method, trainer.fits, energy.joules()),
     )
     if checkpointer:
         checkpointer.wait()

@@ -6,24 +6,31 @@ from hatrack.experiments.record import Record
 
 RESULTS = (
     "tasks", "parameters", "before", "accuracy", "loss", "train_loss", "without_task_id", "valid_accuracy", "valid_loss",
-    "curves", "usage",
+    "curves", "usage", "costs",
 )  # fmt: skip
 
 
 def differences(old: Record, new: Record) -> list[str]:
     """Return a line for every result in which two records differ, with the largest difference of its numbers.
 
-    Validation matrices are compared if both records have them: those of older versions have none.
+    Validation matrices and costs are compared if both records have them: those of older versions have none. Memory and
+    energy depend on the machine and are not compared.
     """
-    one, two = old.to_dict(), new.to_dict()
+    one, two = _without_machine(old.to_dict()), _without_machine(new.to_dict())
     lines = []
     for name in RESULTS:
-        missing = name.startswith("valid_") and not (one.get(name) and two.get(name))
+        missing = name.startswith(("valid_", "costs")) and not (one.get(name) and two.get(name))
         if not missing and one.get(name) != two.get(name):
             pairs = list(zip(_numbers(one.get(name)), _numbers(two.get(name)), strict=False))
             largest = max((abs(a - b) for a, b in pairs), default=0.0)
             lines.append(f"{name}: not the same" + (f", by {largest:.3g} at most" if largest else ""))
     return lines
+
+
+def _without_machine(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a record's table without the costs that depend on the machine."""
+    costs = {name: value for name, value in data.get("costs", {}).items() if name not in ("peak_bytes", "joules")}
+    return {**data, "costs": costs}
 
 
 def _numbers(value: Any) -> list[float]:

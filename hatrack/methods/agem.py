@@ -5,7 +5,7 @@ against the gradient of that batch, it is projected: the component along that gr
 filled from its training set when the task is finished, since nothing reads it before.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ class AGEM(Method):
     """
 
     step_forms = "many"
+    keeps: ClassVar = {"memory": "images"}
 
     def __init__(
         self,

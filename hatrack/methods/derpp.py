@@ -6,7 +6,7 @@ draws are with replacement, so that the shape of a step never changes; the dista
 example's own task, as tasks may have heads of different widths.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ class DERpp(Method):
     """
 
     step_forms = "many"
+    keeps: ClassVar = {"memory": "images"}
 
     widths: Tensor  # (tasks,): how many logits an example of a task has
 

@@ -5,7 +5,7 @@ from the paper: examples are drawn with replacement, so that the shapes of a ste
 memory in the first epoch only.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ class ER(Method):
     """
 
     step_forms = "many"
+    keeps: ClassVar = {"memory": "images"}
 
     def __init__(
         self,

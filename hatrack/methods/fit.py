@@ -41,6 +41,10 @@ class FitResult:
         engine: how the steps ran: "eager", "compiled" or "recorded".
         halved: how often the fit diverged and started again with half the learning rate.
         watched: after each epoch, the accuracy on the test data of every task that the trainer watches; empty if none.
+        steps: how many steps were done; None in the states of older versions.
+        examples: how many examples of the training data were in them.
+        flops: the floating-point operations of these steps; None if they were not counted.
+        peak_bytes: the most memory that the fit took; None if it is not known.
 
     Example:
         >>> method = hr.Method(hr.Network(trunk, tasks=tasks))
@@ -57,10 +61,14 @@ class FitResult:
     engine: str = "eager"
     halved: int = 0
     watched: list[list[float]] = field(default_factory=list)
+    steps: int | None = None
+    examples: int | None = None
+    flops: int | None = None
+    peak_bytes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain values, as a saved state holds it; `watched` only if there is something in it."""
-        return {name: value for name, value in asdict(self).items() if name != "watched" or value}
+        """Return the result as plain values, as a saved state holds it; `watched` and the costs only if they are there."""
+        return {name: v for name, v in asdict(self).items() if v is not None and (name != "watched" or v)}
 
     def __repr__(self) -> str:
         best = self.epochs[self.best] if self.best < len(self.epochs) else None

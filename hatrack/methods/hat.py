@@ -9,7 +9,7 @@ every update, so that momentum, Adam and weight decay can't move them either; ea
 import re
 import warnings
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,8 @@ class HAT(Method):
     gates: Tensor  # (tasks, units), of finished tasks
     done: Tensor  # (tasks,): whether a task is finished
     frozen: Tensor  # (units,): units of layers that the user froze
+
+    keeps: ClassVar = {"gates": "masks", "embeddings": "masks"}
 
     def __init__(
         self,

@@ -80,6 +80,12 @@ class Joint(Method):
         kept = [t for t in self.tasks if t.index != task.index]
         self.tasks = [*kept, to_device(task, self.net.example.device)]
 
+    def kept_bytes(self) -> dict[str, int]:
+        """Return the bytes by kind; the images are the training and validation data of all tasks."""
+        found, splits = super().kept_bytes(), [split for task in self.tasks for split in (task.train, task.valid)]
+        found["images"] += sum(len(s) * (s.x.nbytes // max(1, len(s.x)) + s.y.itemsize) for s in splits)
+        return found
+
     def forget_task(self, task: int) -> None:
         super().forget_task(task)
         self.tasks = [t for t in self.tasks if t.index != task]

@@ -68,6 +68,8 @@ class Method(nn.Module):
     # task has its own) or "many" (each task has its own). A wrong value costs time when steps are compiled, nothing else.
     step_forms: ClassVar[Literal["one", "two", "many"]] = "one"
 
+    # What the attributes of these names hold, if it is "masks" or "images": see `kept_bytes`.
+    keeps: ClassVar[Mapping[str, Literal["masks", "images"]]] = {}
     exchanges: ClassVar[bool] = True  # whether `forward` may exchange tensors within modules, as `functional_call` does
 
     def __init__(self, net: Network) -> None:
@@ -174,7 +176,23 @@ class Method(nn.Module):
 
     def num_bytes(self) -> int:
         """Return how many bytes the method keeps for all tasks together: weights, what it remembers, stored images."""
-        return sum(tensor.nbytes for tensor in self.state_dict().values())
+        return sum(self.kept_bytes().values())
+
+    def kept_bytes(self) -> dict[str, int]:
+        """Return the bytes that the method keeps for all tasks together, by kind.
+
+        Returns:
+            The bytes of "weights" (parameters), "buffers", "masks" and "images"; `keeps` names those of the last two kinds.
+            A tensor that several modules share counts once.
+        """
+        found, kinds = dict.fromkeys(("weights", "buffers", "masks", "images"), 0), {"stored_images": "images", **self.keeps}
+        weights = dict(self.named_parameters(remove_duplicate=False))
+        seen: set[int] = set()
+        for name, tensor in self.state_dict(keep_vars=True).items():
+            kind = kinds.get(name.partition(".")[0], "weights" if name in weights else "buffers")
+            found[kind] += 0 if id(tensor) in seen else tensor.nbytes
+            seen.add(id(tensor))
+        return found
 
     def usage(self) -> dict[str, float]:
         """Return the share of every layer that finished tasks have taken; empty if the method takes nothing."""

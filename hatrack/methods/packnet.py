@@ -6,7 +6,7 @@ Departures from the paper: by default each task has its own norms; owned weights
 momentum, Adam and weight decay can't move them either.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ class PackNet(Method):
     """
 
     step_forms = "two"
+    keeps: ClassVar = {"owner": "masks", "turns": "masks"}
 
     owner: Tensor  # (weights that can be pruned,): the position of the task that owns a weight; 0: free
     turns: Tensor  # (tasks,): the position of every task in the order of learning, from 1; 0: not learned

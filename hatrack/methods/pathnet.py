@@ -7,7 +7,7 @@ path names twice in a layer counts once, as in the paper.
 """
 
 import math
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +65,7 @@ class PathNet(Method):
     """
 
     step_forms = "many"
+    keeps: ClassVar = {"paths": "masks"}
     exchanges = False
 
     paths: Tensor  # (tasks, layers, active): the modules of every task; -1: not learned yet

@@ -54,6 +54,7 @@ class PMASK(Method):
     """
 
     transient: ClassVar[tuple[str, ...]] = ("embeddings",)
+    keeps: ClassVar = {"masks": "masks", "embeddings": "masks"}
 
     masks: Tensor  # (tasks, bytes): a bit per task and weight
     done: Tensor  # (tasks,): whether a task is finished

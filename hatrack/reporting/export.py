@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from hatrack.experiments.statistics import leaders
-from hatrack.reporting.measures import MEASURES, MISSING, format_number, format_std, spreadsheet_text
+from hatrack.reporting.measures import MEASURES, MISSING, format_number, format_std, heading, spreadsheet_text
 from hatrack.reporting.tables import Setting, accuracies, changed_options, ranking
 from hatrack.text import printable
 
@@ -14,7 +14,8 @@ Format = Literal["latex", "markdown", "csv"]
 SHOWN = [
     m
     for m in MEASURES
-    if m.key in ("accuracy", "learning", "forgetting", "without_task_id", "forgetting_ratio", "parameters")
+    if m.key in ("accuracy", "learning", "forgetting", "intransigence", "without_task_id", "forgetting_ratio", "parameters")
+    or m.key in ("bytes", "steps", "flops")
 ]
 LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
          "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}  # fmt: skip
@@ -40,7 +41,7 @@ def _cells(setting: Setting) -> tuple[list[str], list[list[str]], set[int]]:
     changed = {row.label: changed_options(setting.methods[row.label][0]) for row in rows}
     options = list(dict.fromkeys(name for row in rows for name in changed[row.label]))
     measures = [m for m in SHOWN if any(row.measures[m.key] for row in rows)]
-    heads = ["method", *options, "n", *(f"{m.title}, %" if m.unit == "%" else m.title for m in measures)]
+    heads = ["method", *options, "n", *map(heading, measures)]
     body = []
     for row in rows:
         cells = [(m, row.measures[m.key]) for m in measures]
@@ -58,6 +59,7 @@ def _markdown(setting: Setting) -> str:
     for k, row in enumerate(rows):
         shown = [f"**{text}**" if k in ahead and column == place else text for column, text in enumerate(row)]
         lines.append(_piped(shown))
+    lines += [f"\n{printable(line)}." for line in setting.left_out]
     return "\n".join([*lines, ""])
 
 
@@ -76,7 +78,7 @@ def _latex(setting: Setting) -> str:
             " & ".join(rf"\textbf{{{c}}}" if k in ahead and column == place else c for column, c in enumerate(cells))
             + r" \\"
         )
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {printable(line)}" for line in setting.left_out), ""])
 
 
 def _joined(cells: Sequence[str]) -> str:

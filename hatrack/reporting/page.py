@@ -8,17 +8,20 @@ from pathlib import Path
 from hatrack.reporting.drawing import Drawing, LineStyle, cell_colours
 from hatrack.reporting.elements import cell, coloured_label, escaped, table
 from hatrack.reporting.figures import mean_matrix, scale_minimum, shown_tasks
-from hatrack.reporting.measures import MEASURES, MISSING
+from hatrack.reporting.measures import MEASURES, MISSING, heading
 from hatrack.reporting.page_by_task import by_task_tables
+from hatrack.reporting.page_costs import costs_part, left_out_note
 from hatrack.reporting.page_differences import differences_part
 from hatrack.reporting.tables import Row, Setting, option_text, ranking
 from hatrack.reporting.words import caution, count_text, reference_commands, summary
 
 STYLE = Path(__file__).with_name("style.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # nothing may be loaded or run
+RANKED = [measure for measure in MEASURES if measure.part == "ranking"]
 PARTS = {  # of a setting, by the end of their anchors
     "ranking": "Ranking",
     "differences": "Differences between methods",
+    "costs": "Costs",
     "progress": "Average accuracy",
     "by-task": "After every number of tasks",
     "tasks": "Accuracy on each task",
@@ -58,8 +61,9 @@ def _section(index: int, setting: Setting, drawings: list[Drawing], styles: dict
     """Return the section of one setting."""
     rows, anchor = ranking(setting), f"setting-{index}"
     bodies = {
-        "ranking": _ranking(rows, styles) + _missing_references(setting),
+        "ranking": _ranking(rows, styles) + left_out_note(setting) + _missing_references(setting),
         "differences": differences_part(setting, styles),
+        "costs": costs_part(rows, styles),
         "progress": _average_accuracy(drawings),
         "by-task": by_task_tables(setting, styles),
         "tasks": _accuracy_by_task(drawings),
@@ -67,9 +71,9 @@ def _section(index: int, setting: Setting, drawings: list[Drawing], styles: dict
         "training": _training(setting, drawings),
         "run": _setup(setting) + _tasks(setting),
     }
-    links = "".join(f'<a href="#{anchor}-{part}">{heading}</a> ' for part, heading in PARTS.items())
+    links = "".join(f'<a href="#{anchor}-{part}">{title}</a> ' for part, title in PARTS.items() if bodies[part])
     warning = f'<p class="caution">{escape(caution(setting))}</p>' if caution(setting) else ""
-    parts = [f'<h3 id="{anchor}-{part}">{PARTS[part]}</h3>\n{body}' for part, body in bodies.items()]
+    parts = [f'<h3 id="{anchor}-{part}">{PARTS[part]}</h3>\n{body}' for part, body in bodies.items() if body]
     return "\n".join([
         f'<section id="{anchor}">\n<h2>{escaped(setting.title)}</h2>',
         f'<p class="summary">{escape(summary(setting))}</p>\n{warning}\n<nav class="parts">{links}</nav>',
@@ -81,14 +85,14 @@ def _section(index: int, setting: Setting, drawings: list[Drawing], styles: dict
 def _ranking(rows: list[Row], styles: dict[str, LineStyle]) -> str:
     """Return the table of all measures, with the references below the methods."""
     heads = ['<th scope="col">Method</th><th scope="col">Seeds</th>']
-    for m in MEASURES:
-        unit = ", %" if m.unit == "%" else ""
+    for m in RANKED:
+        unit = heading(m).removeprefix(m.title)
         heads.append(f'<th scope="col"><a href="#measure-{m.key}">{m.title}</a>{unit}</th>')
     bodies = []
     for reference in (False, True):
         group = [_row(row, styles) for row in rows if row.reference == reference]
         if group and reference:
-            name = f'<th scope="rowgroup" colspan="{2 + len(MEASURES)}"><span>References, not ranked</span></th>'
+            name = f'<th scope="rowgroup" colspan="{2 + len(RANKED)}"><span>References, not ranked</span></th>'
             group.insert(0, f'<tr class="group">{name}</tr>')
         bodies.append(f"<tbody>{''.join(group)}</tbody>" if group else "")
     text = "The numbers are mean ± standard deviation over seeds. The method with the best average accuracy comes first."
@@ -96,7 +100,7 @@ def _ranking(rows: list[Row], styles: dict[str, LineStyle]) -> str:
 
 
 def _row(row: Row, styles: dict[str, LineStyle]) -> str:
-    cells = "".join(f"<td>{cell(measure, row.measures[measure.key], len(row.seeds))}</td>" for measure in MEASURES)
+    cells = "".join(f"<td>{cell(measure, row.measures[measure.key], len(row.seeds))}</td>" for measure in RANKED)
     return f'<tr><th scope="row">{coloured_label(row.label, styles)}</th><td>{len(row.seeds)}</td>{cells}</tr>\n'
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from hatrack.experiments.records import records
 from hatrack.files.atomic import writable, write
+from hatrack.reporting.budget import parse_budget, within_budget
 from hatrack.reporting.by_task import by_task_csv
 from hatrack.reporting.drawing import line_styles, slugs
 from hatrack.reporting.figures import draw
@@ -11,7 +12,7 @@ from hatrack.reporting.page import page
 from hatrack.reporting.tables import csv_text, settings
 
 
-def report(folder: Path | str, out: Path | str | None = None) -> Path:
+def report(folder: Path | str, out: Path | str | None = None, *, budget: str | None = None, budget_of: str = "sgd") -> Path:
     """Write report.html, table.csv, by_task.csv and figures/*.png for the records in a folder.
 
     The same records give the same bytes, so that a report can be made again on any machine.
@@ -19,13 +20,15 @@ def report(folder: Path | str, out: Path | str | None = None) -> Path:
     Args:
         folder: the folder of the records, the `out` of `hatrack.run`.
         out: the folder for the report; it is created if needed. The default is `folder`.
+        budget: leave out methods that cost more than so many times what `budget_of` costs, such as "bytes=1.5x,steps=2x".
+        budget_of: the method whose costs are the measure of the budget.
 
     Returns:
         The path of report.html.
 
     Raises:
         ValueError: there are no records in the folder, one of its JSON files is not a record, or two records of the same
-            run have different results.
+            run have different results; or the budget can't be applied.
 
     Example:
         >>> import hatrack as hr
@@ -34,7 +37,8 @@ def report(folder: Path | str, out: Path | str | None = None) -> Path:
         >>> hr.report("records")
         PosixPath('records/report.html')
     """
-    found = settings(records(folder))
+    limits = parse_budget(budget, budget_of) if budget else None
+    found = [within_budget(one, limits) if limits else one for one in settings(records(folder))]
     target = writable(Path(out or folder))
     styles = line_styles(found)
     names = slugs([setting.spec.benchmark for setting in found])

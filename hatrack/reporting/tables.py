@@ -15,22 +15,23 @@ from rich.text import Text
 
 from hatrack.experiments import metrics
 from hatrack.experiments.record import Record, clean
-from hatrack.experiments.record_parts import Spec
+from hatrack.experiments.record_parts import Costs, Spec
+from hatrack.experiments.records import common_spec
 from hatrack.methods import METHODS
 from hatrack.options import parameters
 from hatrack.reporting.measures import MEASURES, MISSING, MeanStd, format_number, format_std, mean_std, spreadsheet_text
 from hatrack.reporting.references import REFERENCES, counted_accuracy, counted_summary, reference_accuracy, reference_records
 from hatrack.text import printable
 
-TASK_COUNT = "number of tasks"
-VARIABLE = (
-    "seed",
-    "method",
-    "method_options",
-    "method_digest",
-    "watch_tasks",
-)  # the keys of a spec in which the records of a setting may differ
-MAY_DIFFER = ("name", "spec", "seconds", "versions", "valid_accuracy", "valid_loss")  # between two records of one run
+MAY_DIFFER = (
+    "name",
+    "spec",
+    "seconds",
+    "versions",
+    "valid_accuracy",
+    "valid_loss",
+    "costs",
+)  # between two records of one run
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,15 @@ class Setting:
         title: the benchmark, with the options that tell this setting from others of the same benchmark.
         common: the keys of the spec that all records share, and the number of tasks.
         methods: the records of every method by its label, in order of their seeds.
+        left_out: a line for every method that is outside the budget, see `budget.py`.
+        outside: the records of these methods.
     """
 
     title: str
     common: Mapping[str, Any]
     methods: dict[str, list[Record]]
+    left_out: tuple[str, ...] = ()
+    outside: tuple[Record, ...] = ()
 
     @property
     def records(self) -> list[Record]:
@@ -124,16 +129,11 @@ def settings(records: Iterable[Record]) -> list[Setting]:
     """
     groups: dict[str, list[Record]] = {}
     for record in records:
-        groups.setdefault(json.dumps(_common(record), sort_keys=True), []).append(record)
+        groups.setdefault(json.dumps(common_spec(record), sort_keys=True), []).append(record)
     keys = sorted(groups, key=lambda key: (groups[key][0].spec.benchmark, key))
-    common = [_common(groups[key][0]) for key in keys]
+    common = [common_spec(groups[key][0]) for key in keys]
     titles = _titles(common)
     return [Setting(title, one, _by_label(groups[key])) for title, key, one in zip(titles, keys, common, strict=True)]
-
-
-def _common(record: Record) -> dict[str, Any]:
-    fixed = {key: value for key, value in record.spec.written.items() if key not in VARIABLE}
-    return {**fixed, TASK_COUNT: len(record.tasks)}
 
 
 def _titles(common: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -204,6 +204,13 @@ def ratios(setting: Setting, record: Record) -> metrics.Matrix | None:
     return metrics.forgetting_ratios(counted_accuracy(record), joint, random)
 
 
+def intransigence(setting: Setting, record: Record) -> float:
+    """Return how much better `independent` learned the tasks at the same seed; nan without a record of it."""
+    records = [*setting.records, *setting.outside]
+    independent = reference_accuracy(records, "independent", record.spec.seed)
+    return math.nan if independent is None else metrics.intransigence(counted_accuracy(record), independent)
+
+
 def accuracies(setting: Setting) -> dict[str, dict[int, float]]:
     """Return the average accuracy at the end of every method that is ranked, by seed, in the order of the ranking."""
     ranked = [row.label for row in ranking(setting) if not row.reference]
@@ -230,6 +237,8 @@ def _row(setting: Setting, name: str, records: list[Record]) -> Row:
         values = {
             **counted_summary(record),
             "forgetting_ratio": math.nan if ratio is None else float(ratio[-1]),
+            "intransigence": intransigence(setting, record),
+            **(record.costs or Costs()).summary,
             "parameters": float(record.parameters),
             "seconds": math.nan if record.seconds.total is None else float(record.seconds.total),
         }

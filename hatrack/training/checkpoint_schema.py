@@ -10,6 +10,7 @@ from hatrack.files import schema
 from hatrack.files.tensors import differences
 
 WHOLE = schema.number(0, 2**40, whole=True)
+COUNT = schema.number(0, 2**100, whole=True)
 LOSS = schema.number(-1e39, 1e39, finite=False, null=True)
 SECONDS = schema.number(0, 1e11)
 SHARE = schema.number(0, 1, null=True)
@@ -29,7 +30,8 @@ PACE = schema.fields(
 def check_metadata(kind: str, metadata: Mapping[str, Any]) -> None:
     """Raise an error that names what is wrong in the metadata of a state, of the beginning of a task or of a fit."""
     if kind == "fit":
-        schema.fields({"fitted": _fitted, "pace": PACE, "place": WHOLE, "saves": WHOLE, "ended": schema.flag})("", metadata)
+        known = {"fitted": _fitted, "pace": PACE, "place": WHOLE, "saves": WHOLE, "ended": schema.flag}
+        schema.fields(known, {"flops": _flops})("", metadata)
     else:
         rows = metadata.get("rows")
         before = rows.get("before") if isinstance(rows, dict) else None
@@ -40,12 +42,20 @@ def _fitted(where: str, value: Any, tasks: int = 2**40) -> None:
     task = schema.number(0, tasks - 1, whole=True)
     schema.fields(
         {"task": task, "epochs": schema.items(_epoch), "best": WHOLE, "engine": schema.line, "halved": WHOLE},
-        {"watched": schema.items(schema.items(SHARE))},
+        {"watched": schema.items(schema.items(SHARE)), **dict.fromkeys(("steps", "examples", "flops", "peak_bytes"), COUNT)},
         closed=True,
     )(where, value)
     if "watched" in value:
         schema.items(schema.items(SHARE), len(value["epochs"]))(f"{where}.watched", value["watched"])
     schema.number(0, max(1, len(value["epochs"])) - 1, whole=True)(f"{where}.best", value["best"])
+
+
+def _flops(where: str, value: Any) -> None:
+    """Operations of a step by the size of its batch."""
+    schema.table(COUNT)(where, value)
+    for size in value:
+        if not size.isdecimal() or len(size) > 12:
+            raise schema.wrong(where, "counts by the size of a batch", value)
 
 
 def _epoch(where: str, value: Any) -> None:
@@ -84,9 +94,10 @@ def _task(done: Any, tasks: int) -> schema.Check:
         schema.number(0, tasks - 1, whole=True)(f"{where}[0]", value[0])
         schema.text(f"{where}[1]", value[1])
 
+    measured = schema.fields(rows, {"joules": schema.number(0, 1e12, null=True)})
     return schema.fields({
         "task": schema.number(0, tasks - 1, whole=True),
-        "rows": schema.fields(rows),
+        "rows": measured,
         "history": schema.items(named),
         "counts": counts,
         "fits": schema.items(lambda where, value: _fitted(where, value, tasks)),

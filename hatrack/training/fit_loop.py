@@ -1,6 +1,7 @@
 """One fit: the training step, the loop over epochs, and the state from which an interrupted fit continues."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,14 @@ from hatrack.tasks.task import Task
 from hatrack.tasks.transform import draw_crops
 from hatrack.training.checkpoint import random_state, set_random_state
 from hatrack.training.checkpoint_schema import misfit
+from hatrack.training.counting import (
+    count_real_step,
+    count_trial_step,
+    countable,
+    held_bytes,
+    measured_peak,
+    reset_peak,
+)
 from hatrack.training.prefetch import Prefetcher
 
 
@@ -83,6 +92,7 @@ class FitLoop:
         engine: how steps run: eagerly, compiled or recorded.
         watch: check that every step obeys the rule of the step.
         steps: how many steps at most share one compilation, by which "auto" chooses the engine; None: those of this fit.
+        count_costs: count the floating-point operations of steps, and measure memory.
     """
 
     def __init__(
@@ -96,6 +106,7 @@ class FitLoop:
         *,
         watch: bool = False,
         steps: int | None = None,
+        count_costs: bool = False,
     ) -> None:
         self.method, self.task, self.regime, self.seed = method, task, regime, seed
         self.weights = {name: p for name, p in method.named_parameters() if p.requires_grad and p not in plain}
@@ -116,7 +127,10 @@ class FitLoop:
         self.step: Callable[[Tensor, Tensor], Tensor] = Recorded(self._fetch_and_step) if record else self._fetch_and_step
         self.validate = Evaluation(method, task.valid, wrap=Recorded if record else None, wait=wait_for_gpu)
         self.schedule = LRSchedule(regime)
+        self.count_costs, self.sizes = count_costs, Counter[int]()  # sizes: how many batches of an epoch have this size
+        self.flops: dict[int, int | None] = {}  # the operations of a step, by the size of its batch
         self.result = FitResult(task.index, engine="compiled" if compiled else "recorded" if record else "eager")
+        self.result.steps, self.result.examples, self.result.flops = 0, 0, 0 if count_costs else None
         self.best: dict[str, Tensor] = {}
         self.step_index = 0  # how many steps of the present epoch are done
         self.resumed: dict[str, Tensor] = {}  # the state of the generators, if the fit continues within an epoch
@@ -169,6 +183,7 @@ class FitLoop:
         if score is not None and not math.isfinite(score.loss):
             raise self._diverged(f"validation loss is {score.loss}")
         self.result.epochs.append(EpochResult(self.schedule.lr, loss, *(score or (None, None))))
+        self._add_up_costs()
         better = self.schedule.end(loss if score is None else score.loss)
         if better and score is not None and self.regime.restore:
             self.best = copy_trained(self.method)
@@ -179,6 +194,8 @@ class FitLoop:
         """All steps of an epoch; return the mean loss of the examples, read from the device once at the end."""
         sizes = []
         self.method.train()
+        if self.count_costs:
+            reset_peak(self.device)
         with seeded(self.seed, "dropout", epoch), self.method.while_fitting():
             order = torch.randperm(len(self.task.train), generator=generator(self.seed, "batches", epoch)).to(self.device)
             if self.prefetcher.split.crops is not None:
@@ -190,15 +207,49 @@ class FitLoop:
                 sizes.append(len(index))
                 if done < self.step_index:
                     continue  # this step was done before the run was stopped
-                self.step(index, number)
+                self._counted_step(index, number)
                 self.step_index = done + 1
                 step_done()
                 if self.after_step:
                     self.after_step(self)
         wait_for_gpu()
         losses = self._read_losses()
-        self.step_index, self.resumed = 0, {}
+        self._note_peak()
+        self.step_index, self.resumed, self.sizes = 0, {}, Counter(sizes)
         return math.fsum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
+
+    def _counted_step(self, index: Tensor, number: Tensor) -> None:
+        """Do a step. The first one with a batch of this size is counted."""
+        if not self.count_costs or len(index) in self.flops:
+            self.step(index, number)
+            return
+        self._note_peak()
+        self.flops[len(index)] = None
+        if not countable(self.method):
+            self.step(index, number)
+        elif self.compiled:
+            inputs = (*self.prefetcher.split.fetch(index), number)
+            self.flops[len(index)] = count_trial_step(self.train_step, inputs, self.method)
+            self.step(index, number)
+        else:  # a step that is to be recorded runs eagerly at first
+            self.flops[len(index)] = count_real_step(self.step, (index, number))
+        reset_peak(self.device)
+
+    def _note_peak(self) -> None:
+        """Update the most memory that the fit took; on a CPU it does not change."""
+        if self.count_costs:
+            held = 0 if self.device.type == "cuda" else held_bytes(self.method, self.optimizers.all)
+            found = max(self.result.peak_bytes or 0, measured_peak(self.device) or held)
+            self.result.peak_bytes = found or None
+
+    def _add_up_costs(self) -> None:
+        """Update the numbers of steps, examples and operations. They follow from the number of epochs, so that a fit which
+        was killed and continued has the same."""
+        result, epochs = self.result, len(self.result.epochs)
+        result.steps, result.examples = epochs * self.sizes.total(), epochs * len(self.task.train)
+        counts = [(number, self.flops.get(size)) for size, number in self.sizes.items()]
+        known = [epochs * number * count for number, count in counts if count is not None]
+        result.flops = sum(known) if len(known) == len(counts) else None
 
     def _read_losses(self) -> list[float]:
         """The losses of this epoch's steps so far; an error if one is not finite."""
@@ -228,7 +279,9 @@ class FitLoop:
         for name, parameter in self.weights.items():
             tensors |= {f"optimizer/{name}/{key}": v for key, v in self.optimizers.main.state.get(parameter, {}).items()}
         tensors |= {"losses": self.losses, **random_state(self.device)}
-        return tensors, {"fitted": self.result.to_dict(), "pace": self.schedule.state(), "place": self.step_index}
+        flops = {str(size): count for size, count in self.flops.items() if count is not None}
+        metadata = {"fitted": self.result.to_dict(), "pace": self.schedule.state(), "place": self.step_index, "flops": flops}
+        return tensors, metadata
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
@@ -250,6 +303,9 @@ class FitLoop:
         self.result.epochs[:] = [EpochResult(*epoch) for epoch in saved["epochs"]]
         self.result.best, self.result.halved = saved["best"], saved["halved"]
         self.result.watched[:] = saved.get("watched", [])
+        for cost in ("steps", "examples", "flops", "peak_bytes"):
+            setattr(self.result, cost, saved.get(cost))
+        self.flops |= {int(size): count for size, count in metadata.get("flops", {}).items()}
         if metadata.get("ended"):
             self.result.engine = saved["engine"]
         self.schedule.load_state(metadata["pace"])

@@ -96,6 +96,7 @@ class Trainer:
         self.checkpointer: Checkpointer | None = None  # saves the state of fits
         self.tasks: Sequence[Task] = ()  # all tasks of the run, if they are known
         self.wait_for_code: Callable[[Task], None] | None = None  # until the step of a task is compiled in another process
+        self.count_costs = False  # whether fits count the operations of their steps and measure memory, for a record
         self.fits: list[FitResult] = []
         self.carried: WeakKeyDictionary[Method, CarriedState] = WeakKeyDictionary()
 
@@ -124,7 +125,9 @@ class Trainer:
         carried.fits[task.index] += 1
         seed = derive(self.seed, "task", task.index, "fit", number)
         steps = self.count_steps(type(method), task, regime, len(method.net.classes))
-        loop = FitLoop(method, task, regime, plain or {}, seed, self.engine, watch=self.watch, steps=steps)
+        loop = FitLoop(
+            method, task, regime, plain or {}, seed, self.engine, watch=self.watch, steps=steps, count_costs=self.count_costs
+        )
         if loop.compiled and self.wait_for_code:
             self.wait_for_code(task)
         for name, parameter in loop.weights.items() if regime.keep_state else ():

@@ -46,9 +46,39 @@ def test_forgetting_takes_the_best_before_the_end_not_the_diagonal():
     assert metrics.forgetting([[0.5, 0.1], [0.7, 0.9]]) == close(-0.2)
 
 
-def test_forgetting_counts_a_peak_before_the_task_was_learned():
-    # task 1: max(0.9, 0.6) - 0.5 = 0.4; task 0: max(0.8, 0.8) - 0.8 = 0
-    assert metrics.forgetting([[0.8, 0.9, 0.0], [0.8, 0.6, 0.0], [0.8, 0.5, 0.7]]) == close(0.2)
+def test_a_peak_before_the_task_was_learned():
+    # task 1: 0.6 - 0.5 = 0.1, or max(0.9, 0.6) - 0.5 = 0.4 by Mirzadeh et al.; task 0: max(0.8, 0.8) - 0.8 = 0
+    a = [[0.8, 0.9, 0.0], [0.8, 0.6, 0.0], [0.8, 0.5, 0.7]]
+    assert metrics.forgetting(a) == close(0.05)
+    assert metrics.forgetting_mirzadeh(a) == close(0.2)
+
+
+def test_forgetting_of_an_exact_method_is_exactly_zero():
+    # By chance task 1 had 0.7 before it was learned, and then 0.6 for good.
+    a = [[0.1 + 0.2, 0.7, 0.1], [0.1 + 0.2, 0.6, 0.9], [0.1 + 0.2, 0.6, 0.3]]
+    assert metrics.forgetting(a) == 0.0
+    assert metrics.forgetting_mirzadeh(a) == close(0.05)
+
+
+def test_forgetting_against_plain_loops():
+    source = np.random.default_rng(0)
+    for tasks in range(2, 7):
+        a = source.random((tasks, tasks))
+        last, ours, theirs = tasks - 1, 0.0, 0.0
+        for i in range(last):
+            ours += max(a[t][i] - a[last][i] for t in range(i, last)) / last
+            theirs += max(a[t][i] - a[last][i] for t in range(last)) / last
+        assert metrics.forgetting(a) == close(ours)
+        assert metrics.forgetting_mirzadeh(a) == close(theirs)
+
+
+def test_intransigence():
+    # (0.95 - 0.90) + (0.85 - 0.80) + (0.90 - 1.00) = 0
+    alone = [[0.95, 0, 0], [0, 0.85, 0], [0, 0, 0.90]]
+    assert metrics.intransigence(A, alone) == close(0.0)
+    assert metrics.intransigence(A, np.ones((3, 3))) == close((0.1 + 0.2 + 0.0) / 3)
+    with pytest.raises(ValueError, match=r"3 and 1"):
+        metrics.intransigence(A, [[0.9]])
 
 
 def test_backward_transfer():
@@ -103,6 +133,7 @@ def test_one_task():
     assert metrics.average_accuracies(one).tolist() == close([0.8])
     assert metrics.learning_accuracy(one) == close(0.8)
     assert metrics.forgetting(one) == 0
+    assert metrics.forgetting_mirzadeh(one) == 0
     assert metrics.backward_transfer(one) == 0
     assert metrics.loss_forgetting(one) == 0
     assert metrics.forward_transfer(one, [0.1]) == 0
@@ -123,7 +154,7 @@ def test_nothing_is_measured_of_tasks_not_yet_learned():
 @pytest.mark.parametrize("bad", [[0.5, 0.6], [[0.5, 0.6]], [[[0.5]]], 0.5, [], np.zeros((0, 0))])
 def test_a_matrix_must_be_square(bad):
     measures = [metrics.average_accuracy, metrics.learning_accuracy, metrics.forgetting, metrics.backward_transfer]
-    for measure in [*measures, metrics.loss_forgetting, metrics.average_accuracies]:
+    for measure in [*measures, metrics.loss_forgetting, metrics.average_accuracies, metrics.forgetting_mirzadeh]:
         with pytest.raises(ValueError, match="T x T"):
             measure(bad)
 
@@ -149,4 +180,5 @@ def test_two_tasks_are_enough_for_transfer_and_forgetting():
 
 def test_forgetting_takes_the_best_of_every_task_over_time():
     accuracy = [[0.9, 0.95, 0.1], [0.5, 0.8, 0.1], [0.4, 0.6, 0.7]]
-    assert metrics.forgetting(accuracy) == pytest.approx(((0.9 - 0.4) + (0.95 - 0.6)) / 2)
+    assert metrics.forgetting(accuracy) == pytest.approx(((0.9 - 0.4) + (0.8 - 0.6)) / 2)
+    assert metrics.forgetting_mirzadeh(accuracy) == pytest.approx(((0.9 - 0.4) + (0.95 - 0.6)) / 2)

@@ -48,7 +48,7 @@ def test_the_page_shows_these_numbers_and_ranks_by_accuracy(whole: Path) -> None
     assert page.row("hat")[2] == "79.0 ± 1.4"
     assert page.row("hat")[4:6] == ["0.000 ± 0.000", "0.000 ± 0.000"]
     assert page.row("sgd")[5] == "−0.250 ± 0.212"  # noqa: RUF001
-    assert page.row("sgd")[9:] == ["1,234", "11.0 ± 1.4"]
+    assert page.row("sgd")[9:] == ["—", "0.250 ± 0.212", "0.250 ± 0.212", "1,234", "11.0 ± 1.4"]
     first = [row[0].strip() for row in page.rows if row]
     order = [first.index(name) for name in ("hat", "sgd", "References, not ranked", "joint", "random")]
     assert order == sorted(order)
@@ -198,7 +198,7 @@ def test_several_settings_are_kept_apart(tmp_path: Path) -> None:
     records = [*others, *(r for r in EVERYTHING if r.spec.method == "sgd")]
     text = written(tmp_path, records)
     page = Reader(text)
-    rows = [" ".join(row[2].split()) for row in page.rows if len(row) == 11 and row[0].strip() == "sgd"]
+    rows = [" ".join(row[2].split()) for row in page.rows if len(row) == 14 and row[0].strip() == "sgd"]
     assert rows == ["68.8 ± 5.3", "35.0 ± 0.0"]
     assert {"setting-1", "setting-2", "setting-2-ranking"} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))

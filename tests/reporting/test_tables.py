@@ -12,17 +12,30 @@ import pytest
 from rich.console import Console
 
 from hatrack.experiments.record import Record
-from hatrack.experiments.record_parts import Seconds
+from hatrack.experiments.record_parts import Costs, Seconds
 from hatrack.regime import Regime
 from hatrack.reporting import tables
 from hatrack.reporting.tables import csv_text, label, option_text, ranking, settings, terminal
 from tests.helpers.records import ACCURACY, make, with_spec
 
 EVERYTHING = [make(method, seed) for method, seed in ACCURACY]
+ALONE = [[[0.95, 0.10], [0.95, 0.90]], [[0.80, 0.10], [0.80, 0.85]]]  # the accuracy of independent at two seeds
+
+
+def with_all_measures() -> list[Record]:
+    """Records in which no measure is missing: with a shared head, costs, and `independent`."""
+    alone = [make("independent", seed, ALONE[seed], heads="shared") for seed in (0, 1)]
+    every = [make(method, seed, heads="shared") for method, seed in ACCURACY] + alone
+    return [replace(record, costs=costs(record.spec.seed)) for record in every]
+
+
+def costs(seed: int) -> Costs:
+    kept = {"weights": 100 + seed, "buffers": 20, "masks": 3, "images": 4000}
+    return Costs(kept, 5000 + seed, 60 + 2 * seed, 700, 80_000 + seed, 9.5 + seed)
 
 
 def test_the_numbers_are_means_and_deviations_over_seeds() -> None:
-    row = next(r for r in ranking(settings(EVERYTHING)[0]) if r.label == "sgd")
+    row = next(r for r in ranking(settings(with_all_measures())[0]) if r.label == "sgd")
     expected = {
         "accuracy": [(0.50 + 0.80) / 2, (0.70 + 0.75) / 2],
         "learning": [(0.90 + 0.80) / 2, (0.80 + 0.75) / 2],
@@ -34,8 +47,21 @@ def test_the_numbers_are_means_and_deviations_over_seeds() -> None:
             ((0.50 - 0.30) / (0.95 - 0.30) + (0.80 - 0.40) / (0.85 - 0.40)) / 2 - 1,
             ((0.70 - 0.35) / (0.90 - 0.35) + (0.75 - 0.30) / (0.80 - 0.30)) / 2 - 1,
         ],
+        "intransigence": [((0.95 - 0.90) + (0.90 - 0.80)) / 2, ((0.80 - 0.80) + (0.85 - 0.75)) / 2],
+        "forgetting_mirzadeh": [0.90 - 0.50, 0.80 - 0.70],
+        "loss_forgetting": [0.50 - 0.10, 0.30 - 0.20],
         "parameters": [1234, 1234],
         "seconds": [10, 12],
+        "bytes": [4123, 4124],
+        "bytes_weights": [100, 101],
+        "bytes_buffers": [20, 20],
+        "bytes_masks": [3, 3],
+        "bytes_images": [4000, 4000],
+        "peak_bytes": [5000, 5001],
+        "steps": [60, 62],
+        "examples": [700, 700],
+        "flops": [80_000, 80_001],
+        "joules": [9.5, 10.5],
     }
     assert row.measures.keys() == expected.keys()
     for key, values in expected.items():
@@ -43,6 +69,21 @@ def test_the_numbers_are_means_and_deviations_over_seeds() -> None:
         assert found is not None
         assert found.mean == pytest.approx(statistics.mean(values)), key
         assert found.std == pytest.approx(statistics.stdev(values)), key
+
+
+def test_intransigence_needs_independent_at_the_same_seed() -> None:
+    records = [make("sgd", 0), make("sgd", 1), make("independent", 1, ALONE[1])]
+    found = ranking(settings(records)[0])
+    (sgd,) = (row for row in found if row.label == "sgd")
+    assert sgd.measures["intransigence"] == (pytest.approx(0.05), None, 1), "seed 0 has no partner"
+    (alone,) = (row for row in found if row.label == "independent")
+    assert alone.measures["intransigence"] == (0.0, None, 1)
+    assert ranking(settings(records[:2])[0])[0].measures["intransigence"] is None
+
+
+def test_forward_transfer_is_blank_unless_the_head_is_shared() -> None:
+    assert ranking(settings([make()])[0])[0].measures["forward"] is None
+    assert ranking(settings([make(heads="shared")])[0])[0].measures["forward"] == (pytest.approx(-0.05), None, 1)
 
 
 def test_titles_name_as_few_options_as_tell_settings_apart() -> None:
@@ -109,9 +150,10 @@ def test_tasks_that_depend_on_the_seed_are_numbered() -> None:
 
 
 def test_csv_holds_the_ranking_in_full() -> None:
-    setting = settings(EVERYTHING)[0]
+    setting = settings(with_all_measures())[0]
     rows = list(csv.DictReader(io.StringIO(csv_text([setting]))))
     assert [(row["method"], row["reference"]) for row in rows] == [
+        ("independent", "no"),
         ("hat", "no"),
         ("sgd", "no"),
         ("joint", "yes"),
