@@ -93,9 +93,9 @@ MEASURES = (
         "intransigence",
         "Intransigence",
         "ratio",
-        "The accuracy that `independent`, a network for each task, reaches on a task, minus the accuracy right after this "
+        "The accuracy that independent, a network for each task, reaches on a task, minus the accuracy right after this "
         "method learned it, at the same seed, averaged over all tasks: mean over i of b[i, i] − a[i, i]. Above zero, the "
-        "method learns new tasks less well. It needs records of `independent`.",
+        "method learns new tasks less well. It needs records of independent.",
     ),
     Measure(
         "forgetting_mirzadeh",

@@ -234,5 +234,5 @@ def _tasks(setting: Setting) -> str:
 
 
 def _glossary() -> str:
-    items = "".join(f'<dt id="measure-{m.key}">{m.title}</dt><dd>{m.meaning}</dd>\n' for m in MEASURES)
+    items = "".join(f'<dt id="measure-{m.key}">{m.title}</dt><dd>{escape(m.meaning)}</dd>\n' for m in MEASURES)
     return f'<section id="glossary"><h2>What the measures mean</h2>\n<dl class="glossary">{items}</dl></section>'
