@@ -18,6 +18,9 @@ ENGINE = (
     f"auto: recorded on a GPU, and compiled in runs of {PAYS['cuda']:,} steps or more ({PAYS['cpu']:,} on a CPU)"
 )
 FOLDER = click.Path(path_type=Path)
+trunk_option = click.option(
+    "--trunk", metavar="MODULE:NAME", default="", help="a function that makes the model's trunk, if the file does not say it"
+)
 
 
 def flag(name: str) -> str:

@@ -41,6 +41,7 @@ class FitResult:
         engine: how the steps ran: "eager", "compiled" or "recorded".
         halved: how often the fit diverged and started again with half the learning rate.
         watched: after each epoch, the accuracy on the test data of every task that the trainer watches; empty if none.
+        used: after each epoch, the share of the weights that finished tasks and this one use, if that is watched as well.
 
     Example:
         >>> method = hr.Method(hr.Network(trunk, tasks=tasks))
@@ -57,10 +58,11 @@ class FitResult:
     engine: str = "eager"
     halved: int = 0
     watched: list[list[float]] = field(default_factory=list)
+    used: list[float] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain values, as a saved state holds it; `watched` only if there is something in it."""
-        return {name: value for name, value in asdict(self).items() if name != "watched" or value}
+        """Return the result as plain values, as a saved state holds it; what is watched only if there is something."""
+        return {name: value for name, value in asdict(self).items() if name not in ("watched", "used") or value}
 
     def __repr__(self) -> str:
         best = self.epochs[self.best] if self.best < len(self.epochs) else None

@@ -249,7 +249,7 @@ class FitLoop:
         saved = metadata["fitted"]
         self.result.epochs[:] = [EpochResult(*epoch) for epoch in saved["epochs"]]
         self.result.best, self.result.halved = saved["best"], saved["halved"]
-        self.result.watched[:] = saved.get("watched", [])
+        self.result.watched[:], self.result.used[:] = saved.get("watched", []), saved.get("used", [])
         if metadata.get("ended"):
             self.result.engine = saved["engine"]
         self.schedule.load_state(metadata["pace"])
