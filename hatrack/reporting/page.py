@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
+from hatrack.reporting.capacity import capacity_part
 from hatrack.reporting.drawing import Drawing, LineStyle, cell_colours
 from hatrack.reporting.elements import cell, coloured_label, escaped, table
 from hatrack.reporting.figures import mean_matrix, scale_minimum, shown_tasks
@@ -23,6 +24,7 @@ PARTS = {  # of a setting, by the end of their anchors
     "by-task": "After every number of tasks",
     "tasks": "Accuracy on each task",
     "matrices": "Accuracy matrices",
+    "capacity": "Capacity and reuse",
     "training": "Training curves",
     "run": "Setup",
 }
@@ -64,12 +66,13 @@ def _section(index: int, setting: Setting, drawings: list[Drawing], styles: dict
         "by-task": by_task_tables(setting, styles),
         "tasks": _accuracy_by_task(drawings),
         "matrices": _matrices(setting, [row.label for row in rows], styles),
+        "capacity": capacity_part(setting, [row.label for row in rows], drawings, styles),
         "training": _training(setting, drawings),
         "run": _setup(setting) + _tasks(setting),
     }
-    links = "".join(f'<a href="#{anchor}-{part}">{heading}</a> ' for part, heading in PARTS.items())
+    links = "".join(f'<a href="#{anchor}-{part}">{PARTS[part]}</a> ' for part, body in bodies.items() if body)
     warning = f'<p class="caution">{escape(caution(setting))}</p>' if caution(setting) else ""
-    parts = [f'<h3 id="{anchor}-{part}">{PARTS[part]}</h3>\n{body}' for part, body in bodies.items()]
+    parts = [f'<h3 id="{anchor}-{part}">{PARTS[part]}</h3>\n{body}' for part, body in bodies.items() if body]
     return "\n".join([
         f'<section id="{anchor}">\n<h2>{escaped(setting.title)}</h2>',
         f'<p class="summary">{escape(summary(setting))}</p>\n{warning}\n<nav class="parts">{links}</nav>',
