@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hatrack.experiments.run import run as run
     from hatrack.experiments.spec import Run as Run
     from hatrack.inspection.capacity import Capacity as Capacity
-    from hatrack.inspection.capacity import capacity as capacity
+    from hatrack.inspection.measuring import capacity as capacity
     from hatrack.methods import METHODS as METHODS
     from hatrack.methods.agem import AGEM as AGEM
     from hatrack.methods.certificate import compare_certificates as compare_certificates
@@ -98,7 +98,7 @@ PLACES = {
     "StableSGD": "hatrack.methods.stable_sgd",
     "Task": "hatrack.tasks.task",
     "Trainer": "hatrack.training.trainer",
-    "capacity": "hatrack.inspection.capacity",
+    "capacity": "hatrack.inspection.measuring",
     "check": "hatrack.options",
     "compare_certificates": "hatrack.methods.certificate",
     "evaluate": "hatrack.methods.evaluate",

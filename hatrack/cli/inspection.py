@@ -12,7 +12,8 @@ from rich.text import Text
 from hatrack.cli.group import imported_when_called
 from hatrack.cli.trunks import own_trunk
 from hatrack.experiments.record import Record
-from hatrack.inspection.capacity import Capacity, capacity
+from hatrack.inspection.capacity import Capacity
+from hatrack.inspection.measuring import capacity
 from hatrack.methods.method import Method
 from hatrack.text import SCARCE, say, visible
 from hatrack.training.saving import load

@@ -24,7 +24,7 @@ from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, TaskInfo
 from hatrack.experiments.run_folder import RunFolder, unfinished
 from hatrack.experiments.spec import Run as Run
-from hatrack.inspection.capacity import CapacityCurve, capacity
+from hatrack.inspection.measuring import CapacityCurve, capacity
 from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
 from hatrack.methods.evaluate import Evaluations, Score, without_task_ids

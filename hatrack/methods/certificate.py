@@ -135,6 +135,9 @@ def compare_certificates(new: Mapping[str, Any], old: Mapping[str, Any]) -> Comp
         new: what `certificate` returns for the later method.
         old: the certificate of the earlier one.
 
+    Returns:
+        The names of the tasks that are the same, changed, missing and added.
+
     Example:
         >>> method = hr.HAT(hr.Network(trunk, tasks=tasks))
         >>> result = method.learn(tasks[0], hr.Trainer(hr.Regime(epochs=2)))

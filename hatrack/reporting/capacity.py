@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from hatrack.experiments.record import Record
 from hatrack.inspection.capacity import Capacity
 from hatrack.reporting.drawing import MUTED, PALETTE, Drawing, LineStyle, accuracy_panel, cell_colours
-from hatrack.reporting.elements import coloured_label, escaped, table
+from hatrack.reporting.elements import coloured_label, table, unbroken
 from hatrack.reporting.tables import Setting
 
 NEW, REUSED = PALETTE[2], PALETTE[5]
@@ -58,12 +58,12 @@ def capacity_part(setting: Setting, labels: list[str], drawings: list[Drawing], 
 def _reuse(setting: Setting, label: str, styles: dict[str, LineStyle]) -> str:
     found = capacities(setting.methods[label])
     reuse, own = (np.mean([getattr(one, name) for one in found], axis=0) for name in ("reuse", "own"))
-    names = found[0].tasks[:MOST]
-    heads = ["<td>of</td>", '<th scope="col">all</th>', *(f'<th scope="col">{escaped(name)}</th>' for name in names)]
+    names = setting.tasks[:MOST]
+    heads = ["<td>of</td>", '<th scope="col">all</th>', *(f'<th scope="col">{unbroken(name)}</th>' for name in names)]
     rows = []
     for i, name in enumerate(names):
         cells = "".join(_cell(reuse[i, j], faded=i == j) for j in range(len(names)))
-        rows.append(f'<tr><th scope="row">{escaped(name)}</th>{_cell(own[i])}{cells}</tr>')
+        rows.append(f'<tr><th scope="row">{unbroken(name, 18)}</th>{_cell(own[i])}{cells}</tr>')
     return table(heads, ["<tbody>", *rows, "</tbody>"], "matrix", coloured_label(label, styles))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hatrack.reporting.capacity import capacity_part
 from hatrack.reporting.drawing import Drawing, LineStyle, cell_colours
-from hatrack.reporting.elements import cell, coloured_label, escaped, table
+from hatrack.reporting.elements import cell, coloured_label, escaped, table, unbroken
 from hatrack.reporting.figures import mean_matrix, scale_minimum, shown_tasks
 from hatrack.reporting.measures import MEASURES, MISSING
 from hatrack.reporting.page_by_task import by_task_tables
@@ -144,18 +144,12 @@ def _matrices(setting: Setting, labels: list[str], styles: dict[str, LineStyle])
 
 def _matrix(setting: Setting, label: str, shown: list[int], low: float, styles: dict[str, LineStyle]) -> str:
     values = mean_matrix(setting.methods[label])
-    heads = ["<td>after</td>", *(f'<th scope="col">{_no_wrap(setting.tasks[i])}</th>' for i in shown)]
+    heads = ["<td>after</td>", *(f'<th scope="col">{unbroken(setting.tasks[i])}</th>' for i in shown)]
     rows = []
     for t in shown:
         cells = [_coloured(_percent(values[t, i]), values[t, i], low, "td", faded=i > t) for i in shown]
-        rows.append(f'<tr><th scope="row">{_no_wrap(setting.tasks[t], 18)}</th>{"".join(cells)}</tr>')
+        rows.append(f'<tr><th scope="row">{unbroken(setting.tasks[t], 18)}</th>{"".join(cells)}</tr>')
     return table(heads, ["<tbody>", *rows, "</tbody>"], "matrix", coloured_label(label, styles))
-
-
-def _no_wrap(name: str, short: int = 0) -> str:
-    """Return a name that is wrapped only between words, and not at all if it has at most `short` letters."""
-    parts = [name] if len(name) <= short else name.split()
-    return " ".join(f'<span class="nowrap">{escaped(p)}</span>' if len(p) <= max(short, 12) else escaped(p) for p in parts)
 
 
 def _percent(value: float) -> str:

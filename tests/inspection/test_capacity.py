@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from hatrack import HAT, Network, Regime, Trainer, capacity
-from hatrack.inspection.capacity import Capacity, CapacityCurve
+from hatrack.inspection.capacity import Capacity
 from hatrack.inspection.layers import layer_titles
+from hatrack.inspection.measuring import CapacityCurve
 from tests.helpers.learning import every_method, learn, make
 from tests.helpers.toys import toy_tasks
 
