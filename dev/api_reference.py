@@ -29,6 +29,11 @@ PAGES = {  # file: title, what it is about, names
         "Runs, their records, the report, and the tables of names.",
         ["Run", "run", "Record", "records", "report", "METHODS", "BENCHMARKS", "NETWORKS"],
     ),
+    "inspection": (
+        "Looking inside",
+        "What each task uses of a network, and whether old tasks are unchanged: see [Looking inside](../looking_inside.md).",
+        ["capacity", "Capacity", "compare_certificates"],
+    ),
     "extending": (
         "Writing a method",
         "What the file of a method needs: see [Adding a method](../adding_a_method.md).",
@@ -40,11 +45,13 @@ SHOWN = {  # what users call of classes that have more for the library's own use
     "Task": ("from_arrays", "from_dataset", "shape"),
     "Split": ("inputs",),
     "Method": (
-        *("learn", "predict", "__call__", "usage", "history", "num_parameters", "kept_bytes"),  # to use one
+        *("learn", "predict", "__call__", "usage", "masks", "certificate", "history"),  # to use one
+        *("num_parameters", "kept_bytes"),
         *("forward", "learn_task", "loss", "edit_grads", "constrain", "grow", "end_learning", "used_by"),  # to write one
         *("restore_data", "explain_divergence"),
     ),
     "Trainer": (),
+    "Capacity": ("free", "forecast"),
     "Regime": (),
 }
 SECTIONS = {"Args": "Arguments", "Attributes": "Attributes", "Returns": "Returns", "Raises": "Raises", "Example": "Example"}

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from hatrack.experiments.records import records as records
     from hatrack.experiments.run import run as run
     from hatrack.experiments.spec import Run as Run
+    from hatrack.inspection.capacity import Capacity as Capacity
+    from hatrack.inspection.measuring import capacity as capacity
     from hatrack.methods import METHODS as METHODS
     from hatrack.methods.agem import AGEM as AGEM
+    from hatrack.methods.certificate import compare_certificates as compare_certificates
     from hatrack.methods.den import DEN as DEN
     from hatrack.methods.derpp import DERpp as DERpp
     from hatrack.methods.divergence import Diverged as Diverged
@@ -59,6 +62,7 @@ PLACES = {
     "AGEM": "hatrack.methods.agem",
     "BENCHMARKS": "hatrack.benchmarks",
     "Batch": "hatrack.tasks.split",
+    "Capacity": "hatrack.inspection.capacity",
     "DEN": "hatrack.methods.den",
     "DERpp": "hatrack.methods.derpp",
     "Diverged": "hatrack.methods.divergence",
@@ -94,7 +98,9 @@ PLACES = {
     "StableSGD": "hatrack.methods.stable_sgd",
     "Task": "hatrack.tasks.task",
     "Trainer": "hatrack.training.trainer",
+    "capacity": "hatrack.inspection.measuring",
     "check": "hatrack.options",
+    "compare_certificates": "hatrack.methods.certificate",
     "evaluate": "hatrack.methods.evaluate",
     "load": "hatrack.training.saving",
     "records": "hatrack.experiments.records",

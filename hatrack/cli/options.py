@@ -22,6 +22,9 @@ BUDGET = click.option(
     "--budget", metavar="COST=LIMIT,...", help="leave out methods that cost more, in multiples of sgd: bytes=1.5x,steps=2x"
 )
 BUDGET_OF = click.option("--budget-of", metavar="METHOD", default="sgd", help="the method that sets the budget [sgd]")
+trunk_option = click.option(
+    "--trunk", metavar="MODULE:NAME", default="", help="a function that makes the model's trunk, if the file does not say it"
+)
 
 
 def flag(name: str) -> str:

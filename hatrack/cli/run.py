@@ -206,6 +206,7 @@ FIXED = [
     click.Option(
         ["--with-references"], is_flag=True, help="run joint and random as well, for the forgetting ratio, and independent"
     ),
+    click.Option(["--keep-model"], is_flag=True, help="save the model beside the record, as NAME.safetensors"),
     click.Option(["--dry-run"], is_flag=True, help="run nothing; list what would run and what it would cost"),
     FROM,
     *how_to_run(),

@@ -33,6 +33,7 @@ def run_all(
     precision: Precision = "tf32",
     save_every: float = 5.0,
     parallel: int = 1,
+    keep_model: bool = False,
 ) -> list[Record]:
     """Carry out runs, in sequence or in parallel, with progress on a terminal.
 
@@ -47,11 +48,13 @@ def run_all(
         precision: how matrix products are computed.
         save_every: minutes between two saves of a run's state.
         parallel: how many runs at a time: processes on a CPU, threads with a stream each on a GPU.
+        keep_model: save the model of every run beside its record.
 
     Returns:
         The records in the order of the runs.
     """
     how = {"out": out, "again": again, "device": device, "engine": engine, "precision": precision, "save_every": save_every}
+    how["keep_model"] = keep_model
     names = [spec.name for spec in runs]
     todo, found = dict(zip(names, runs, strict=True)), dict[str, Outcome]()
     workers = min(parallel, sum(again or not folder_of(spec, out).done for spec in todo.values()))

@@ -16,7 +16,7 @@ from hatrack.files.atomic import read_bytes, write
 from hatrack.text import SCARCE, is_held
 
 SCHEMA = 1
-ADDED = ("pretraining", "valid_accuracy", "valid_loss", "costs")  # fields that a file has only if they are not empty
+ADDED = ("pretraining", "valid_accuracy", "valid_loss", "costs", "weights_used")  # in a file only if they are not empty
 
 
 @dataclass(repr=False)
@@ -46,6 +46,8 @@ class Record:
             for tasks without such data. It is empty in records of older versions.
         valid_loss: the matrix of losses on the same data.
         costs: what the run used: bytes, steps, examples, operations, energy; None in records of older versions.
+        weights_used: what each task uses of the weights at the end, as `hatrack.inspection.Capacity` has it; empty for a
+            method without masks and in records of older versions.
 
     Example:
         >>> import hatrack as hr
@@ -76,6 +78,7 @@ class Record:
     valid_accuracy: list[list[float | None]] = field(default_factory=list)
     valid_loss: list[list[float | None]] = field(default_factory=list)
     costs: Costs | None = None
+    weights_used: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         spec, accuracy = self.spec, metrics.average_accuracy(self.accuracy)

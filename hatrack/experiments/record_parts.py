@@ -102,6 +102,7 @@ class Curve:
         epochs: the values of every epoch.
         halved: how often the fit diverged and started again with half the learning rate.
         watched: after each epoch, the accuracy on the test data of every task; empty unless the run had `watch_tasks`.
+        used: after each epoch, the share of the weights in use, for methods with masks; empty unless `watch_tasks`.
     """
 
     task: int
@@ -109,14 +110,15 @@ class Curve:
     epochs: list[CurvePoint]
     halved: int = 0
     watched: list[list[float]] = field(default_factory=list)
+    used: list[float] = field(default_factory=list)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         points = [CurvePoint(*(epoch[name] for name in CurvePoint._fields)) for epoch in data["epochs"]]
-        return cls(data["task"], data["best"], points, data.get("halved", 0), data.get("watched", []))
+        return cls(data["task"], data["best"], points, data.get("halved", 0), data.get("watched", []), data.get("used", []))
 
     def to_dict(self) -> dict[str, Any]:
-        optional = {"halved": self.halved, "watched": self.watched}
+        optional = {"halved": self.halved, "watched": self.watched, "used": self.used}
         some = {name: value for name, value in optional.items() if value}  # the first records have no such keys
         return {"task": self.task, "best": self.best, "epochs": [point._asdict() for point in self.epochs], **some}
 

@@ -44,7 +44,9 @@ def check_fields(data: dict[str, Any]) -> None:
         "loss": schema.matrix(LOSS, count),
         "train_loss": schema.matrix(LOSS, count),
         "without_task_id": numbers,
-        "curves": schema.items(schema.fields(curve, {"halved": WHOLE, "watched": schema.items(numbers)})),
+        "curves": schema.items(
+            schema.fields(curve, {"halved": WHOLE, "watched": schema.items(numbers), "used": schema.items(SHARE)})
+        ),
         "seconds": schema.fields({}, {"total": SECONDS, "learn": schema.items(SECONDS, count)}),
         "versions": OPTIONS,
     }
@@ -55,7 +57,18 @@ def check_fields(data: dict[str, Any]) -> None:
         "valid_accuracy": schema.matrix(SHARE, count),
         "valid_loss": schema.matrix(LOSS, count),
         "costs": COSTS,
-    }
+        "weights_used": schema.fields({
+            "tasks": schema.items(schema.text, count),
+            "layers": schema.items(schema.fields({
+                "name": schema.text, "title": schema.text, "weights": WHOLE, "used": numbers, "own": numbers,
+                "shared_by": schema.items(WHOLE, count + 1),
+            })),
+            "used": numbers,
+            "own": numbers,
+            "reuse": schema.matrix(SHARE, count),
+            "shared_by": schema.items(WHOLE, count + 1),
+        }),
+    }  # fmt: skip
     schema.fields(whole, added)("", data)
     OPTIONS("spec", {key: value for key, value in data["spec"].items() if not isinstance(value, dict)})
     REGIME("spec.regime", data["spec"]["regime"])
@@ -63,3 +76,5 @@ def check_fields(data: dict[str, Any]) -> None:
         schema.number(0, max(1, len(found["epochs"])) - 1, whole=True)(f"curves[{index}].best", found["best"])
         if "watched" in found:
             schema.items(numbers, len(found["epochs"]))(f"curves[{index}].watched", found["watched"])
+        if "used" in found:
+            schema.items(SHARE, len(found["epochs"]))(f"curves[{index}].used", found["used"])

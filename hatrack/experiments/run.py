@@ -25,6 +25,7 @@ from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, T
 from hatrack.experiments.resources import EnergyMeter, costs_of
 from hatrack.experiments.run_folder import RunFolder, unfinished
 from hatrack.experiments.spec import Run as Run
+from hatrack.inspection.measuring import CapacityCurve, capacity
 from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
 from hatrack.methods.evaluate import Evaluations, Score, without_task_ids
@@ -35,6 +36,7 @@ from hatrack.tasks.task import Task
 from hatrack.text import printable, shorten
 from hatrack.training.checkpoint import Stopped, stopping
 from hatrack.training.progress import Progress
+from hatrack.training.saving import save
 from hatrack.training.trainer import Trainer
 
 UNKNOWN = Score(math.nan, math.nan)  # of a task that is not learned yet, or has no validation data
@@ -49,6 +51,7 @@ def run(
     engine: Engine = "auto",
     precision: Precision = "tf32",
     save_every: float = 5.0,
+    keep_model: bool = False,
     progress: Progress | None = None,
 ) -> Record:
     """Carry out a run, or continue it where it was stopped.
@@ -62,6 +65,7 @@ def run(
         engine: how steps run: "auto", "eager", "compiled" or "recorded".
         precision: how matrix products are computed: "tf32", "float32" or "bfloat16".
         save_every: minutes between two saves of the state.
+        keep_model: save the model beside the record, as NAME.safetensors, for `hatrack.load`.
         progress: called after every epoch, also of the pretraining, which has the task number -1.
 
     Returns:
@@ -77,6 +81,8 @@ def run(
     check_precision(precision, torch.device(device))
     folder = None if out is None else folder_of(spec, Path(out), minutes=save_every)
     if folder and folder.done and not again:
+        if keep_model and not folder.model.exists():
+            raise ValueError(f"{folder.record} is there, but its model was not kept; --again runs it again")
         record = Record.load(folder.record)
         folder.tidy()
         return record
@@ -87,7 +93,8 @@ def run(
         began = time.perf_counter()
         trainer.tasks = tasks = build_tasks(spec, device)  # what is wrong with a run shows here, before anything is written
         trainer.count_costs = True
-        trainer.watch_tasks = tasks if spec.watch_tasks else ()
+        if spec.watch_tasks:
+            trainer.watch_tasks, trainer.after_epoch = tasks, CapacityCurve()
         compiles = trainer.compiles(METHODS.find(spec.method), torch.device(device).type)
         if compiles:
             import_compiler()  # while the method is built
@@ -120,6 +127,8 @@ def run(
         if ahead and engines == ["compiled"]:
             ahead.remember()
         record.versions |= {"engine": " and ".join(engines) or "none", "precision": used}
+        if folder and keep_model:
+            save(method, folder.model, network=(spec.network, spec.network_options))
         if folder:
             record.save(folder.path.parent)
             folder.remove_states()
@@ -203,6 +212,7 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
         valid_loss=[[loss for loss, _ in row] for row in _padded(rows["valids"])],
         curves=[_curve(result) for result in trainer.fits],
         usage=rows["usage"],
+        weights_used=found.to_dict() if (found := capacity(method)).layers else {},
         seconds=Seconds(total=spent + time.perf_counter() - began, learn=rows["seconds"]),
         costs=costs_of(method, trainer.fits, energy.joules()),
     )
@@ -218,7 +228,7 @@ def _padded(rows: list[list[Score]]) -> list[list[Score]]:
 
 def _curve(result: FitResult) -> Curve:
     points = [CurvePoint(*epoch) for epoch in result.epochs]
-    return Curve(result.task, result.best, points, result.halved, result.watched)
+    return Curve(result.task, result.best, points, result.halved, result.watched, result.used)
 
 
 def _some(split: Split, count: int) -> Split:

@@ -34,7 +34,7 @@ class RunFolder:
 
     def __init__(self, path: Path, spec: dict[str, Any], *, minutes: float = 5.0) -> None:
         self.path, self.spec = path, spec
-        self.record = path.with_suffix(".json")
+        self.record, self.model = path.with_suffix(".json"), path.with_suffix(".safetensors")
         self.lock = FileLock(path.with_suffix(".lock"))
         self.checkpointer = Checkpointer(path, spec, minutes=minutes)
 

@@ -45,6 +45,7 @@ class FitResult:
         examples: how many examples of the training data were in them.
         flops: the floating-point operations of these steps; None if they were not counted.
         peak_bytes: the most memory that the fit took; None if it is not known.
+        used: after each epoch, the share of the weights that finished tasks and this one use, if that is watched as well.
 
     Example:
         >>> method = hr.Method(hr.Network(trunk, tasks=tasks))
@@ -65,10 +66,12 @@ class FitResult:
     examples: int | None = None
     flops: int | None = None
     peak_bytes: int | None = None
+    used: list[float] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain values, as a saved state holds it; `watched` and the costs only if they are there."""
-        return {name: v for name, v in asdict(self).items() if v is not None and (name != "watched" or v)}
+        """Return the result as plain values, as a saved state holds it; what is watched and the costs only if they are
+        there."""
+        return {name: v for name, v in asdict(self).items() if v is not None and (name not in ("watched", "used") or v)}
 
     def __repr__(self) -> str:
         best = self.epochs[self.best] if self.best < len(self.epochs) else None

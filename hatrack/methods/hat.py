@@ -101,7 +101,7 @@ class HAT(Method):
         super().__init__(net)
         self.options = check(HAT, locals())
         self.stored_images = stored_images(probes, net.example)
-        self.smax, self.c, self.masks, self.protect = smax, c, masks, protect
+        self.smax, self.c, self.kind, self.protect = smax, c, masks, protect
         self.anneal, self.embedding, self.gate_lr = anneal, embedding, gate_lr
         self.units = Units(net.trunk, net.example, on_unknown=on_unknown, leave=leave)
         self.units.to(net.example.device)
@@ -161,7 +161,7 @@ class HAT(Method):
     def final_gates(self, task: int) -> Tensor:
         """Return the gates (units,) of a finished task, or those that a task would have if it were finished now."""
         e = self.embeddings[task]
-        now = (e > 0) | self.frozen if self.masks == "binary" else self._open_frozen(torch.sigmoid(self.smax * e))
+        now = (e > 0) | self.frozen if self.kind == "binary" else self._open_frozen(torch.sigmoid(self.smax * e))
         return torch.where(self.done[task], self.gates[task], now)
 
     def _open_frozen(self, gates: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ class HAT(Method):
             # What is held whole is trained by the first task, whatever the engine: see `Freeze`.
             share = torch.zeros_like(share) if empty else share
             share = share.to(parameter.device)
-            soft = () if self.masks == "binary" else (share.to(parameter.dtype), parameter.detach().clone())
+            soft = () if self.kind == "binary" else (share.to(parameter.dtype), parameter.detach().clone())
             self.freezes.append(PartialFreeze(parameter, Freeze(parameter, share == 1, empty=empty), *soft))
 
     def loss(self, batch: Batch) -> Tensor:
@@ -258,7 +258,7 @@ class HAT(Method):
 
     def used_by(self, task: int) -> dict[str, Tensor]:
         """Return the weights between its units, its gates, norms and head. Soft gates and shared norms guarantee nothing."""
-        if self.masks == "soft" or (self.norms.shared and self.norms.names):
+        if self.kind == "soft" or (self.norms.shared and self.norms.names):
             return {}
         gates, trunk = self.gates[task].float().cpu(), dict(self.net.trunk.named_parameters())
         masks = {name: share == 1 for name, share in self.units.weight_masks(gates).items() if name in self.units.traced}
@@ -283,6 +283,20 @@ class HAT(Method):
         self.embeddings[task].copy_(self._initial_embedding(task))
         self.norms.reset(self.net, task)
         self.net.reset_head(task)
+
+    def layer_masks(self, task: int) -> dict[str, Tensor]:
+        """Return which units of every layer a task uses: bools (units of the layer,), by the layer's name."""
+        return {name: self._open_units(task)[units] for name, units in self.units.layers.items()}
+
+    def weight_masks(self, task: int) -> dict[str, Tensor]:
+        """Return which weights lie between two units that a task uses, by name: bools in the shape of the parameter."""
+        shares = self.units.weight_masks(self._open_units(task).float())
+        return {name: share == 1 for name, share in shares.items() if name in self.units.traced}
+
+    @torch.no_grad()
+    def _open_units(self, task: int) -> Tensor:
+        """Return which units (units,) a task uses, also if its masks are soft."""
+        return self.final_gates(task) > 0.5
 
     def usage(self) -> dict[str, float]:
         """Return the share of the units of every layer that finished tasks use, and 1 for what is held whole by them."""

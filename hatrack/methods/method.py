@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hatrack.methods.certificate import certificate
 from hatrack.methods.divergence import rate
 from hatrack.methods.fit import CountedFit, Fit, LearnResult
 from hatrack.methods.guarantees import Probes, transaction
@@ -205,6 +206,15 @@ class Method(nn.Module):
         """
         return {}
 
+    def weight_masks(self, task: int) -> dict[str, Tensor]:
+        """Return which elements of the parameters that tasks share a task uses, or would if it were finished now: bools in
+        the shape of each parameter, by its name in the trunk. It is empty if the method has no masks."""
+        return {}
+
+    def layer_masks(self, task: int) -> dict[str, Tensor]:
+        """Return what `masks` returns: the masks of weights, unless a method has masks of units."""
+        return self.weight_masks(task)
+
     # What every method does in the same way
 
     @final
@@ -314,8 +324,8 @@ class Method(nn.Module):
         task = task_number(task, len(raw))
         for number in {task} if isinstance(task, int) else set(task.tolist()):
             self.net.check_task_id(number)
-            if self.history and number not in self.history:
-                raise ValueError(f"task {number} has not been learned; learned are {', '.join(map(str, self.history))}")
+            if self.history:
+                self.check_learned(number)
         seen = self.net.preprocess(raw, task)
         off = seen.abs().max().item() if raw.numel() and raw.is_floating_point() else 0.0
         if not math.isfinite(off):
@@ -364,6 +374,34 @@ class Method(nn.Module):
             with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
                 self.grow()
             self.grown = len(self.net.classes)
+
+    def masks(self, task: int) -> dict[str, Tensor]:
+        """Return what a finished task uses of every layer: bools, one per unit (HAT) or per weight (PMASK, PackNet).
+
+        Args:
+            task: the number of the task.
+
+        Returns:
+            The masks by the name of the layer or parameter; empty if the method has none.
+        """
+        self.check_learned(task)
+        return self.layer_masks(task)
+
+    def certificate(self) -> dict[str, Any]:
+        """Return what shows later that the finished tasks are, bit for bit, what they are now, as plain values for JSON.
+
+        Returns:
+            Per task the digest of all that it uses and its answers on the example; versions; a digest of it all.
+            `hatrack verify` and `compare_certificates` compare two of them.
+        """
+        with self.lock:
+            return certificate(self)
+
+    def check_learned(self, task: int) -> None:
+        """Raise an error in one line unless this task is finished."""
+        if task not in self.history:
+            learned = ", ".join(map(str, self.history)) or "none"
+            raise ValueError(f"task {shown(task)} has not been learned; learned are {learned}")
 
     def forget_task(self, task: int) -> None:
         """Remove a task from the list of finished ones: what it uses may change. Its stored images are deleted."""

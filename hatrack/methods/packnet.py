@@ -120,13 +120,17 @@ class PackNet(Method):
         biases = pieces(self.biases[task], self._parameters_named(self.own)) if self.own else []
         return norms | dict(zip(self.own, biases, strict=True))
 
+    def _used(self, task: int) -> Tensor:
+        """Return which packed weights a task uses, as one vector."""
+        position = self.turns[task]
+        return (self.owner > 0) & (self.owner <= position) | (position == 0)
+
     def _used_weights(self, task: int) -> dict[str, Tensor]:
         """Return the packed weights as a task uses them: 0 where a later task owns them. A task that is not learned yet uses
         all weights. They are selected by `where`, so that not even an infinity passes."""
-        position = self.turns[task]
-        used = (self.owner > 0) & (self.owner <= position) | (position == 0)
         weights = self._parameters_named(self.packed)
-        selected = [torch.where(mask, weight, 0) for mask, weight in zip(pieces(used, weights), weights, strict=True)]
+        masks = pieces(self._used(task), weights)
+        selected = [torch.where(mask, weight, 0) for mask, weight in zip(masks, weights, strict=True)]
         return dict(zip(self.packed, selected, strict=True))
 
     def _run(self, x: Tensor, task: int, weights: dict[str, Tensor]) -> Tensor:
@@ -206,6 +210,13 @@ class PackNet(Method):
     def used_by(self, task: int) -> dict[str, Tensor]:
         """Return the weights that it uses, its norms, biases and head."""
         return self.used_of_network(task, self._used_weights(task) | self._own_tensors(task))
+
+    def weight_masks(self, task: int) -> dict[str, Tensor]:
+        """Return which weights a task uses, its own and those of tasks before it, by name. While it is learned, its own are
+        those that were kept when it was pruned."""
+        owned = self._used(task) & (self.owner > 0)
+        named = zip(self.packed, pieces(owned, self._parameters_named(self.packed)), strict=True)
+        return {name.removeprefix("trunk."): part for name, part in named}
 
     def usage(self) -> dict[str, float]:
         """Return the share of the weights of every parameter that finished tasks own."""

@@ -54,9 +54,9 @@ class PMASK(Method):
     """
 
     transient: ClassVar[tuple[str, ...]] = ("embeddings",)
-    keeps: ClassVar = {"masks": "masks", "embeddings": "masks"}
+    keeps: ClassVar = {"packed_masks": "masks", "embeddings": "masks"}
 
-    masks: Tensor  # (tasks, bytes): a bit per task and weight
+    packed_masks: Tensor  # (tasks, bytes): a bit per task and weight
     done: Tensor  # (tasks,): whether a task is finished
     embeddings: nn.Parameter | None  # (weights,), of the task being learned
 
@@ -91,7 +91,7 @@ class PMASK(Method):
         self.count = sum(w.numel() for w in weights)
         # The capacity term divides by the number of weights, HAT's by that of units. This factor makes up for it.
         self.per_unit = self.count / max(1, sum(len(w) for w in weights if w.dim() > 1))
-        self.register_buffer("masks", torch.zeros(0, -(-self.count // 8), dtype=torch.uint8))
+        self.register_buffer("packed_masks", torch.zeros(0, -(-self.count // 8), dtype=torch.uint8))
         self.register_buffer("done", torch.zeros(0, dtype=torch.bool))
         self.register_parameter("embeddings", None)  # it and the next three are set by `learn_task`
         self.learning = 0  # the task being learned
@@ -117,7 +117,7 @@ class PMASK(Method):
         self.norms.grow(len(self.net.classes))
         device = self.net.example.device
         for task in range(len(self.done), len(self.net.classes)):
-            self.masks = torch.cat([self.masks.to(device), pack(self._initial_embeddings(task) > 0)[None]])
+            self.packed_masks = torch.cat([self.packed_masks.to(device), pack(self._initial_embeddings(task) > 0)[None]])
             self.done = torch.cat([self.done.to(device), self.done.new_zeros(1, device=device)])
 
     def _initial_embeddings(self, task: int) -> Tensor:
@@ -132,7 +132,7 @@ class PMASK(Method):
         """Return which weights (weights,) a finished task uses, or a task would use if it were finished now."""
         if self.embeddings is not None and task == self.learning:
             return self.embeddings > 0
-        return unpack(self.masks[task], self.count)
+        return unpack(self.packed_masks[task], self.count)
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         if isinstance(task, Tensor):
@@ -166,7 +166,7 @@ class PMASK(Method):
         self.learning, self.embeddings = task.index, nn.Parameter(self._initial_embeddings(task.index))
         fit(self, task, plain={self.embeddings: self.gate_lr * self.per_unit})
         self.norms.recompute(self, task.index, task.train)  # with the final gates
-        self.masks[task.index] = pack(self.embeddings > 0)
+        self.packed_masks[task.index] = pack(self.embeddings > 0)
         self.done[task.index] = True
 
     def end_learning(self) -> None:
@@ -174,8 +174,8 @@ class PMASK(Method):
 
     def used(self) -> Tensor:
         """Return which weights (weights,) any finished task uses."""
-        used = self.masks.new_zeros(self.masks.shape[1])
-        for row in self.masks[self.done]:
+        used = self.packed_masks.new_zeros(self.packed_masks.shape[1])
+        for row in self.packed_masks[self.done]:
             used |= row
         return unpack(used, self.count)
 
@@ -227,7 +227,12 @@ class PMASK(Method):
             return {}
         own = {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
         own |= dict(zip(self.names, self._gated_weights(task), strict=True))
-        return {**self.used_of_network(task, own), "gates": self.masks[task]}
+        return {**self.used_of_network(task, own), "gates": self.packed_masks[task]}
+
+    def weight_masks(self, task: int) -> dict[str, Tensor]:
+        """Return which weights a task uses, by name: bools in the shape of the parameter."""
+        named = zip(self.names, pieces(self.final_gates(task), self.weights()), strict=True)
+        return {name.removeprefix("trunk."): gate for name, gate in named}
 
     def usage(self) -> dict[str, float]:
         """Return the share of the weights of every layer that finished tasks use, without biases."""
@@ -245,7 +250,7 @@ class PMASK(Method):
         self.make_room()
         self.forget_task(task)
         self.done[task] = False
-        self.masks[task] = pack(self._initial_embeddings(task) > 0)
+        self.packed_masks[task] = pack(self._initial_embeddings(task) > 0)
         self.norms.reset(self.net, task)
         self.net.reset_head(task)
 

@@ -119,5 +119,7 @@ class Preprocessing(nn.Module):
 
 
 def current_name(name: str) -> str:
-    """Return the present name of a tensor in a saved file: in files of version 0.1 these tables are the network's own."""
+    """Return the present name of a tensor in a saved file: in files of version 0.1 these tables are the network's own, and
+    the masks of PMASK have another name."""
+    name = re.sub(r"^(method/|best/|state\.)?masks$", r"\1packed_masks", name)
     return re.sub(r"^(method/|best/|state\.)?net\.(mean|std|pixels|raw)$", r"\1net.preprocessing.\2", name)

@@ -58,7 +58,7 @@ class LineStyle(NamedTuple):
 class Drawing:
     """A rendered figure."""
 
-    kind: str  # accuracy, ratio, tasks, matrix, training or watched
+    kind: str  # accuracy, ratio, tasks, matrix, capacity, training or watched
     label: str  # of the method; empty if the figure shows all methods
     name: str  # of the file, without its ending
     svg: str  # empty for a matrix: the page shows it as a table

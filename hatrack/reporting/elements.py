@@ -37,3 +37,9 @@ def cell(measure: Measure, value: MeanStd | None, seeds: int) -> str:
         return MISSING
     parts = [format_std(measure, value), f"of {count_text(value.seeds, 'seed')}" if value.seeds < seeds else ""]
     return format_number(measure, value.mean) + "".join(f" <small>{part}</small>" for part in parts if part)
+
+
+def unbroken(name: str, short: int = 0) -> str:
+    """Return a name that is wrapped only between words, and not at all if it has at most `short` letters."""
+    parts = [name] if len(name) <= short else name.split()
+    return " ".join(f'<span class="nowrap">{escaped(p)}</span>' if len(p) <= max(short, 12) else escaped(p) for p in parts)

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from hatrack.experiments import metrics
 from hatrack.experiments.metrics import Matrix
 from hatrack.experiments.record import Record
+from hatrack.reporting.capacity import capacity_panel
 from hatrack.reporting.curves import training_curves, watched_tasks
 from hatrack.reporting.drawing import (
     MUTED,
@@ -56,6 +57,7 @@ def _figures(setting: Setting, prefix: str, styles: dict[str, LineStyle]) -> Ite
     panels: dict[str, tuple[Callable[[Setting, str], Figure | None], str]] = {
         "tasks": (_tasks, "the accuracy on every task as further tasks are learned"),
         "matrix": (_matrix, "accuracy on every task after learning each task"),
+        "capacity": (capacity_panel, "what each task uses of the weights"),
         "training": (training_curves, "validation accuracy in every epoch"),
         "watched": (watched_tasks, "accuracy on every task after each epoch"),
     }

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
+from hatrack.reporting.capacity import capacity_part
 from hatrack.reporting.drawing import Drawing, LineStyle, cell_colours
-from hatrack.reporting.elements import cell, coloured_label, escaped, table
+from hatrack.reporting.elements import cell, coloured_label, escaped, table, unbroken
 from hatrack.reporting.figures import mean_matrix, scale_minimum, shown_tasks
 from hatrack.reporting.measures import MEASURES, MISSING, heading
 from hatrack.reporting.page_by_task import by_task_tables
@@ -26,6 +27,7 @@ PARTS = {  # of a setting, by the end of their anchors
     "by-task": "After every number of tasks",
     "tasks": "Accuracy on each task",
     "matrices": "Accuracy matrices",
+    "capacity": "Capacity and reuse",
     "training": "Training curves",
     "run": "Setup",
 }
@@ -68,10 +70,11 @@ def _section(index: int, setting: Setting, drawings: list[Drawing], styles: dict
         "by-task": by_task_tables(setting, styles),
         "tasks": _accuracy_by_task(drawings),
         "matrices": _matrices(setting, [row.label for row in rows], styles),
+        "capacity": capacity_part(setting, [row.label for row in rows], drawings, styles),
         "training": _training(setting, drawings),
         "run": _setup(setting) + _tasks(setting),
     }
-    links = "".join(f'<a href="#{anchor}-{part}">{title}</a> ' for part, title in PARTS.items() if bodies[part])
+    links = "".join(f'<a href="#{anchor}-{part}">{PARTS[part]}</a> ' for part, body in bodies.items() if body)
     warning = f'<p class="caution">{escape(caution(setting))}</p>' if caution(setting) else ""
     parts = [f'<h3 id="{anchor}-{part}">{PARTS[part]}</h3>\n{body}' for part, body in bodies.items() if body]
     return "\n".join([
@@ -145,18 +148,12 @@ def _matrices(setting: Setting, labels: list[str], styles: dict[str, LineStyle])
 
 def _matrix(setting: Setting, label: str, shown: list[int], low: float, styles: dict[str, LineStyle]) -> str:
     values = mean_matrix(setting.methods[label])
-    heads = ["<td>after</td>", *(f'<th scope="col">{_no_wrap(setting.tasks[i])}</th>' for i in shown)]
+    heads = ["<td>after</td>", *(f'<th scope="col">{unbroken(setting.tasks[i])}</th>' for i in shown)]
     rows = []
     for t in shown:
         cells = [_coloured(_percent(values[t, i]), values[t, i], low, "td", faded=i > t) for i in shown]
-        rows.append(f'<tr><th scope="row">{_no_wrap(setting.tasks[t], 18)}</th>{"".join(cells)}</tr>')
+        rows.append(f'<tr><th scope="row">{unbroken(setting.tasks[t], 18)}</th>{"".join(cells)}</tr>')
     return table(heads, ["<tbody>", *rows, "</tbody>"], "matrix", coloured_label(label, styles))
-
-
-def _no_wrap(name: str, short: int = 0) -> str:
-    """Return a name that is wrapped only between words, and not at all if it has at most `short` letters."""
-    parts = [name] if len(name) <= short else name.split()
-    return " ".join(f'<span class="nowrap">{escaped(p)}</span>' if len(p) <= max(short, 12) else escaped(p) for p in parts)
 
 
 def _percent(value: float) -> str:

@@ -42,11 +42,17 @@ def _fitted(where: str, value: Any, tasks: int = 2**40) -> None:
     task = schema.number(0, tasks - 1, whole=True)
     schema.fields(
         {"task": task, "epochs": schema.items(_epoch), "best": WHOLE, "engine": schema.line, "halved": WHOLE},
-        {"watched": schema.items(schema.items(SHARE)), **dict.fromkeys(("steps", "examples", "flops", "peak_bytes"), COUNT)},
+        {
+            "watched": schema.items(schema.items(SHARE)),
+            "used": schema.items(SHARE),
+            **dict.fromkeys(("steps", "examples", "flops", "peak_bytes"), COUNT),
+        },
         closed=True,
     )(where, value)
     if "watched" in value:
         schema.items(schema.items(SHARE), len(value["epochs"]))(f"{where}.watched", value["watched"])
+    if "used" in value:
+        schema.items(SHARE, len(value["epochs"]))(f"{where}.used", value["used"])
     schema.number(0, max(1, len(value["epochs"])) - 1, whole=True)(f"{where}.best", value["best"])
 
 

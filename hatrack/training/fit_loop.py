@@ -302,7 +302,7 @@ class FitLoop:
         saved = metadata["fitted"]
         self.result.epochs[:] = [EpochResult(*epoch) for epoch in saved["epochs"]]
         self.result.best, self.result.halved = saved["best"], saved["halved"]
-        self.result.watched[:] = saved.get("watched", [])
+        self.result.watched[:], self.result.used[:] = saved.get("watched", []), saved.get("used", [])
         for cost in ("steps", "examples", "flops", "peak_bytes"):
             setattr(self.result, cost, saved.get(cost))
         self.flops |= {int(size): count for size, count in metadata.get("flops", {}).items()}

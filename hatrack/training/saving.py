@@ -22,6 +22,7 @@ from hatrack.methods import METHODS
 from hatrack.methods.guarantees import check_digests, close, digest, logits
 from hatrack.methods.method import Method
 from hatrack.methods.parts.task_norms import own_tensors
+from hatrack.networks import NETWORKS
 from hatrack.networks.network import Network
 from hatrack.networks.preprocessing import current_name
 from hatrack.options import expect, nearest, parameters, shown
@@ -38,7 +39,7 @@ FIELDS = {
 # Saving
 
 
-def save(method: Method, path: Path | str) -> None:
+def save(method: Method, path: Path | str, *, network: tuple[str, Mapping[str, Any]] | None = None) -> None:
     """Save a method to one file, from which `load(path, trunk)` reads it.
 
     The file is written whole or not at all. If a finished task has changed although the method guarantees that it does
@@ -47,6 +48,7 @@ def save(method: Method, path: Path | str) -> None:
     Args:
         method: the method, with all that it has learned.
         path: the file; a file of this name is replaced.
+        network: the name and the options of the library's network that is the trunk; then `load(path)` needs no trunk.
 
     Raises:
         ValueError: if the method could not be loaded again, or a finished task has changed.
@@ -70,7 +72,8 @@ def save(method: Method, path: Path | str) -> None:
             raise ValueError(f"{name} is of type {type(value).__name__}: only tensors can be kept")
         if name not in method.transient:
             tensors[f"state.{name}"] = value
-    tensor_files.save(path, {**tensors, "example": method.net.example}, {**metadata, "tasks": tasks})
+    own = {"network": {"name": network[0], "options": dict(network[1])}} if network else {}
+    tensor_files.save(path, {**tensors, "example": method.net.example}, {**metadata, **own, "tasks": tasks})
     method.digests = {task: found for task, found in digests.items() if found}
 
 
@@ -135,12 +138,13 @@ def _describe(method: Method) -> dict[str, Any]:
 # Loading
 
 
-def load(path: Path | str, trunk: nn.Module, *, method: type[Method] | None = None) -> Method:
+def load(path: Path | str, trunk: nn.Module | None = None, *, method: type[Method] | None = None) -> Method:
     """Load a method from a file that `save` wrote, ready to predict and to learn another task (after `net.add_task`).
 
     Args:
         path: the file.
         trunk: a module of the architecture that was saved; its values are overwritten, and the method is put on its device.
+            It is not needed if the file says which of the library's networks it is, as that of `hatrack run --keep-model`.
         method: the class of the method, if it is not one of this package.
 
     Returns:
@@ -156,13 +160,14 @@ def load(path: Path | str, trunk: nn.Module, *, method: type[Method] | None = No
         HAT(nothing learned; Network(Sequential, 39,913 parameters, images 1x28x28, 2 tasks: 10, 3 classes))
     """
     path = Path(path)
-    if not isinstance(trunk, nn.Module):
+    if not isinstance(trunk, nn.Module | None):
         raise TypeError(f"the trunk must be an nn.Module, not {type(trunk).__name__}")
-    if any(map(is_lazy, trunk.parameters())):
+    if trunk is not None and any(map(is_lazy, trunk.parameters())):
         raise ValueError("the trunk has weights whose shape it does not know yet: run it on an image before")
     if method is not None and not (isinstance(method, type) and issubclass(method, Method)):
         raise ValueError(f"method must be the class of a method, such as HAT, not {shown(method)}")
     tensors, metadata = _read(path)
+    trunk = _own_trunk(path, metadata, tensors["example"]) if trunk is None else trunk
     state = {name.removeprefix("state."): value for name, value in tensors.items() if name.startswith("state.")}
     kind = _class(path, metadata["method"], method)
     own = {name.removeprefix("net.trunk."): value for name, value in state.items() if name.startswith("net.trunk.")}
@@ -178,6 +183,18 @@ def load(path: Path | str, trunk: nn.Module, *, method: type[Method] | None = No
     built.eval()
     _compare(path, built, tensors, metadata["versions"])
     return built
+
+
+def _own_trunk(path: Path, metadata: Mapping[str, Any], example: Tensor) -> nn.Module:
+    """Build the trunk that a file describes: one of the library's networks."""
+    network = metadata.get("network")
+    if not isinstance(network, dict) or network.get("name") not in NETWORKS or not isinstance(network.get("options"), dict):
+        raise ValueError(f"{path} does not say how its trunk is built: load(path, trunk) takes one")
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in network["options"].items()}
+    try:
+        return NETWORKS[network["name"]](tuple(example.shape[1:]), **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path}: its trunk can't be built: {_one_line(error)}") from None
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -94,6 +94,7 @@ class Trainer:
         self.progress, self.watch, self.watch_tasks = progress, watch, watch_tasks
         self.precision = None if precision is None else choose("precision", precision, PRECISIONS)
         self.checkpointer: Checkpointer | None = None  # saves the state of fits
+        self.after_epoch: Callable[[Method, FitResult], None] | None = None  # it may add to what the result has
         self.tasks: Sequence[Task] = ()  # all tasks of the run, if they are known
         self.wait_for_code: Callable[[Task], None] | None = None  # until the step of a task is compiled in another process
         self.count_costs = False  # whether fits count the operations of their steps and measure memory, for a record
@@ -214,6 +215,8 @@ class Trainer:
                     loop.epoch()
                     if watched:
                         loop.result.watched.append([evaluation().accuracy for evaluation in watched])
+                    if self.after_epoch:
+                        self.after_epoch(method, loop.result)
                     show(ProgressEvent(task, len(method.net.classes), loop.regime, loop.result))
         except BaseException as error:
             self.carried[method].fits[task.index] -= 1  # another try sees the same batches

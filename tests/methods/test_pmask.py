@@ -211,7 +211,7 @@ def test_no_free_weight_costs_nothing():
     """All are used: the capacity term is 0 and the task still learns what it may, its head."""
     tasks = toy_tasks(2)
     method = make(tasks)
-    method.masks[0], method.done[0] = 255, True
+    method.packed_masks[0], method.done[0] = 255, True
     weights = [w.detach().clone() for w in method.weights()]
     assert set(method.usage().values()) == {1.0}
     learn(method, tasks[1:], epochs=20)
@@ -239,7 +239,7 @@ def test_ten_tasks_on_alexnet_take_a_bit_per_weight_and_task():
     net = Network(alexnet((3, 32, 32)), [2] * 10, torch.zeros(2, 3, 32, 32))
     method = PMASK(net)
     for task in range(10):
-        method.masks[task], method.done[task] = pack(method._initial_embeddings(task) > 0), True
+        method.packed_masks[task], method.done[task] = pack(method._initial_embeddings(task) > 0), True
     extra = 8 * (bytes_of(method) - bytes_of(net))
     assert extra <= 1.1 * 10 * method.count
     assert extra >= 10 * method.count
@@ -467,7 +467,7 @@ def test_usage():
     bits[1, 16 * 24 // 2 : 16 * 24 + 6] = True  # the other half, and a quarter of its bias
     bits[2] = True  # not learned
     for task in range(3):
-        method.masks[task], method.done[task] = pack(bits[task]), task < 2
+        method.packed_masks[task], method.done[task] = pack(bits[task]), task < 2
     assert method.usage() == {"1.weight": 1.0, "3.weight": 0.0}
 
 

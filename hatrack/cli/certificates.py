@@ -1,0 +1,54 @@
+"""Certifying models and verifying them. Imported when one of the commands begins: it needs torch."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hatrack.cli.trunks import own_trunk
+from hatrack.methods.certificate import Comparison, compare_certificates, load_certificate, save_certificate
+from hatrack.text import say
+from hatrack.training.saving import load
+
+
+def certify(model: Path, out: Path | None, trunk: str) -> None:
+    """Write the certificate of a saved model.
+
+    Args:
+        model: the file of the model.
+        out: the file to write; by default beside the model.
+        trunk: the place of a function that makes its trunk, "module:name"; "" if the file says it.
+    """
+    found = load(model, own_trunk(trunk)).certificate()
+    path = out or model.with_suffix(".certificate")
+    save_certificate(found, path)
+    say(f"{len(found['tasks'])} {'task' if len(found['tasks']) == 1 else 'tasks'} certified in {path}")
+
+
+def verify(new: Path, against: Path, trunk: str) -> int:
+    """Compare a model with an earlier one, or with its certificate, task by task.
+
+    Args:
+        new: the later model, or its certificate.
+        against: the earlier model, or its certificate.
+        trunk: the place of a function that makes the trunk of models, "module:name"; "" if the files say it.
+
+    Returns:
+        The exit code: 0 if every old task is there and unchanged, 1 if not.
+    """
+    made = own_trunk(trunk)
+    found = compare_certificates(_certificate(new, made), _certificate(against, made))
+    for line in lines(found):
+        say(line)
+    return 0 if found.kept else 1
+
+
+def lines(found: Comparison) -> list[str]:
+    """Return what a comparison came to: a line per task, changes first."""
+    words = {"changed": found.changed, "missing": found.missing, "unchanged": found.same, "added since": found.added}
+    return [f"{word}: task {name!r}" for word, names in words.items() for name in names]
+
+
+def _certificate(path: Path, trunk: nn.Module | None) -> dict[str, Any]:
+    """Return the certificate in a file, or of the model in it, whose digests are computed anew from its tensors."""
+    return load(path, trunk).certificate() if path.suffix == ".safetensors" else load_certificate(path)

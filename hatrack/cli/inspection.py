@@ -1,0 +1,98 @@
+"""Showing what tasks use of a network. Imported when `hatrack inspect` begins: it needs torch."""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hatrack.cli.group import imported_when_called
+from hatrack.cli.trunks import own_trunk
+from hatrack.experiments.record import Record
+from hatrack.inspection.capacity import Capacity
+from hatrack.inspection.measuring import capacity
+from hatrack.methods.method import Method
+from hatrack.text import SCARCE, say, visible
+from hatrack.training.saving import load
+
+MOST = 12  # tasks in a table of a terminal; of more, the last
+draw_masks = imported_when_called("hatrack.reporting.masks:draw_masks")  # it needs matplotlib
+
+
+def inspect(thing: Path, pictures: Path | None, trunk: str) -> None:
+    """Print the capacity that a record holds, or that of a saved model.
+
+    Args:
+        thing: the file of a record or of a model.
+        pictures: where to draw the masks of a model; None: nowhere.
+        trunk: the place of a function that makes the model's trunk, "module:name"; "" if the file says it.
+    """
+    method: Method | None = None
+    if thing.suffix == ".json":
+        record = Record.load(thing)
+        kept = thing.with_suffix(".safetensors")
+        method = load(kept) if pictures and kept.exists() else None
+        found = Capacity.from_dict(record.weights_used) if record.weights_used else Capacity([])
+    else:
+        method = load(thing, own_trunk(trunk))
+        found = capacity(method)
+    if not found.layers:
+        raise ValueError(f"{thing} has no masks to look at: hat, pmask and packnet have, in records from version 0.2 on")
+    show(found)
+    if pictures and method is None:
+        raise ValueError(f"pictures of masks need the model: hatrack run ... --keep-model keeps it beside {thing.name}")
+    if pictures and method is not None:
+        say(f"{draw_masks(method, pictures)} pictures in {pictures}")
+
+
+def show(found: Capacity) -> None:
+    """Print the tables and sentences of a capacity."""
+    console = Console()
+    last = list(range(len(found.tasks)))[-MOST:]
+    layers = _table("weights used after each task, in %", "layer", "weights", last)
+    for layer in found.layers:
+        layers.add_row(Text(visible(layer.title)), f"{layer.weights:,}", *_percents(layer.used[t] for t in last))
+    total = sum(layer.weights for layer in found.layers)
+    layers.add_row("all", f"{total:,}", *_percents(found.used[t] for t in last), style="bold")
+    console.print(layers)
+    reuse = _table("of what a task uses, the share that another uses as well, in %", "task", "uses", last)
+    for i in last:
+        shares = _percents([found.own[i], *(found.reuse[i][j] for j in last)])
+        reuse.add_row(Text(visible(f"{i + 1} {found.tasks[i]}")), *shares)
+    console.print(reuse)
+    for line in sentences(found):
+        say(line)
+
+
+def _table(title: str, first: str, second: str, tasks: Iterable[int]) -> Table:
+    """Return a table with two columns and one for each task, by its number from 1."""
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), title=title, title_justify="left")
+    table.add_column(first, no_wrap=True)
+    for name in (second, *(str(t + 1) for t in tasks)):
+        table.add_column(name, justify="right")
+    return table
+
+
+def _percents(shares: Iterable[float]) -> list[str]:
+    return [f"{100 * share:.1f}" for share in shares]
+
+
+def sentences(found: Capacity) -> list[str]:
+    """Return what the tables come to, in words."""
+    total, (free, one, *more) = sum(found.shared_by), found.shared_by
+    everyone = more.pop() if more else 0
+    parts = [f"{free / total:.1%} of the weights are free", f"{one / total:.1%} are used by one task"]
+    if more:
+        parts.append(f"{sum(more) / total:.1%} by some")
+    if len(found.tasks) > 1:
+        parts.append(f"{everyone / total:.1%} by all {len(found.tasks)}")
+    left = found.forecast
+    if math.isinf(left):
+        said = "the last task took no new weights, so that any number of tasks like it would fit"
+    else:
+        times = f"about {left:.0f} more tasks" if round(left) != 1 else "about one more task"
+        said = f"{times} like the last would find over {SCARCE:.0%} of the weights free"
+    return [", ".join(parts), said]

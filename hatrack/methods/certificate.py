@@ -1,0 +1,155 @@
+"""Certificates: what shows that finished tasks are, bit for bit, what they were, without trusting who trained since.
+
+A certificate has, per finished task, the digest of all that the task uses (weights, gates, norms, head, preprocessing) and
+its answers on the example images of the network. `compare_certificates` compares the certificate of a method with that of
+an earlier one.
+"""
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hatrack._version import __version__
+from hatrack.files import schema, tensors
+from hatrack.files.atomic import read_bytes, write
+from hatrack.methods import METHODS
+from hatrack.methods.guarantees import digest, logits
+
+if TYPE_CHECKING:
+    from hatrack.methods.method import Method
+
+KIND, FORMAT = "hatrack certificate", 1
+TASK = schema.fields({
+    "number": schema.number(0, 2**40, whole=True),
+    "name": schema.text,
+    "digest": schema.text,
+    "answers": schema.items(schema.items(schema.number(-1e39, 1e39, null=True))),
+})  # fmt: skip
+FIELDS = schema.fields({
+    "kind": schema.text,
+    "format": schema.number(1, 2**31, whole=True),
+    "method": schema.text,
+    "options": schema.table(schema.plain),
+    "tasks": schema.items(TASK),
+    "versions": schema.table(schema.text),
+    "digest": schema.text,
+})  # fmt: skip
+
+
+@torch.no_grad()
+def certificate(method: "Method") -> dict[str, Any]:
+    """Return the certificate of a method: plain values, which JSON can hold.
+
+    Args:
+        method: a method that guarantees its finished tasks, such as HAT, PMASK or PackNet.
+
+    Returns:
+        The certificate. `digest` covers everything else in it, so that a change of the certificate itself is noticed.
+
+    Raises:
+        ValueError: if the method guarantees nothing, or has learned nothing.
+    """
+    digests = {task: digest(method, task) for task in method.history}
+    if not digests:
+        raise ValueError("nothing has been learned, so there is nothing to certify")
+    if not all(digests.values()):
+        kind = METHODS.name_of(type(method))
+        raise ValueError(f"{kind} does not guarantee that finished tasks stay as they are, so it can't certify them")
+    tasks = [
+        {"number": task, "name": name, "digest": digests[task], "answers": _plain(logits(method, task))}
+        for task, name in method.history.items()
+    ]
+    return signed({
+        "kind": KIND,
+        "format": FORMAT,
+        "method": METHODS.name_of(type(method)),
+        "options": json.loads(json.dumps(method.options)),
+        "tasks": tasks,
+        "versions": {"hatrack": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    })  # fmt: skip
+
+
+def _plain(answers: torch.Tensor) -> list[list[float | None]]:
+    """Return logits as nested lists; None in place of numbers that JSON has not."""
+    rows: list[list[float]] = answers.double().tolist()
+    return [[value if abs(value) < float("inf") else None for value in row] for row in rows]
+
+
+def signed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a certificate with the digest of its content."""
+    plain = {key: value for key, value in content.items() if key != "digest"}
+    return {**plain, "digest": tensors.digest({}, json.dumps(plain, sort_keys=True))}
+
+
+def save_certificate(found: Mapping[str, Any], path: Path | str) -> None:
+    """Write a certificate to a JSON file, whole or not at all."""
+    write(Path(path), json.dumps(found, indent=1) + "\n", follow=False)
+
+
+def load_certificate(path: Path | str) -> dict[str, Any]:
+    """Read a certificate from a JSON file; raise a ValueError in one line if it is none, or was changed."""
+    path = Path(path)
+    try:
+        found = json.loads(read_bytes(path).decode())
+        FIELDS("", found)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a certificate: {' '.join(str(error).split())}") from None
+    if found["kind"] != KIND or found["format"] > FORMAT:
+        raise ValueError(f"{path} is not a certificate that this version can read")
+    if found != signed(found):
+        raise ValueError(f"{path}: the certificate was changed after it was written")
+    return dict(found)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What became of the tasks of an old certificate in a new one, by the names of the tasks.
+
+    Attributes:
+        same: tasks that use the same bits.
+        changed: tasks that use other bits.
+        missing: tasks that are gone, or have another number.
+        added: tasks that only the new one has.
+    """
+
+    same: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+
+    @property
+    def kept(self) -> bool:
+        """Whether every old task is there and unchanged."""
+        return not (self.changed or self.missing)
+
+
+def compare_certificates(new: Mapping[str, Any], old: Mapping[str, Any]) -> Comparison:
+    """Compare two certificates task by task, by their digests.
+
+    Args:
+        new: what `certificate` returns for the later method.
+        old: the certificate of the earlier one.
+
+    Returns:
+        The names of the tasks that are the same, changed, missing and added.
+
+    Example:
+        >>> method = hr.HAT(hr.Network(trunk, tasks=tasks))
+        >>> result = method.learn(tasks[0], hr.Trainer(hr.Regime(epochs=2)))
+        >>> before = method.certificate()
+        >>> result = method.learn(tasks[1], hr.Trainer(hr.Regime(epochs=2)))
+        >>> hr.compare_certificates(method.certificate(), before)
+        Comparison(same=['digits'], changed=[], missing=[], added=['signs'])
+    """
+    now = {(task["number"], task["name"]): task["digest"] for task in new["tasks"]}
+    then = {(task["number"], task["name"]): task["digest"] for task in old["tasks"]}
+    result = Comparison(added=[key[1] for key in now if key not in then])
+    for key, before in then.items():
+        place = result.missing if key not in now else result.same if now[key] == before else result.changed
+        place.append(key[1])
+    return result

@@ -1,0 +1,129 @@
+"""Capacity and reuse, against plain loops over the masks; the forecast against what then fits; the curve over epochs."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from hatrack import HAT, Network, Regime, Trainer, capacity
+from hatrack.inspection.capacity import Capacity
+from hatrack.inspection.layers import layer_titles
+from hatrack.inspection.measuring import CapacityCurve
+from tests.helpers.learning import every_method, learn, make
+from tests.helpers.toys import toy_tasks
+
+pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")
+MASKED = ["hat", "pmask", "packnet"]
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_the_numbers_are_those_of_a_plain_loop(name):
+    tasks = toy_tasks(3)
+    method = make(name, tasks)
+    learn(method, tasks)
+    found = capacity(method)
+    masks = [method.weight_masks(t) for t in range(3)]
+    counts, users, both, used = [], [], [[0] * 3 for _ in range(3)], [0] * 3
+    for layer in found.layers:
+        flat = [mask[layer.name].flatten().tolist() for mask in masks]
+        assert len(flat[0]) == layer.weights
+        counts.append(layer.weights)
+        by_count = [0] * 4
+        for bits in zip(*flat, strict=True):
+            by_count[sum(bits)] += 1
+            for i in range(3):
+                used[i] += any(bits[: i + 1])
+                for j in range(3):
+                    both[i][j] += bits[i] and bits[j]
+        assert layer.shared_by == by_count
+        users.append(by_count)
+        assert layer.own == pytest.approx([sum(row) / len(row) for row in flat])
+        assert [a + b for a, b in zip(layer.new, layer.reused, strict=True)] == pytest.approx(layer.own)
+    assert found.tasks == [task.name for task in tasks]
+    assert found.used == pytest.approx([n / sum(counts) for n in used])
+    assert found.own == pytest.approx([both[i][i] / sum(counts) for i in range(3)])
+    assert found.reuse == [pytest.approx([both[i][j] / both[i][i] for j in range(3)]) for i in range(3)]
+    assert found.shared_by == [sum(row) for row in zip(*users, strict=True)]
+    assert found.free == pytest.approx(found.shared_by[0] / sum(counts))
+    assert Capacity.from_dict(found.to_dict()) == found
+
+
+def test_a_weight_of_hat_is_used_if_both_its_units_are():
+    """The definition of the paper, written out for two linear layers: the least of the two gates."""
+    tasks = toy_tasks(2)
+    method = make("hat", tasks)
+    learn(method, tasks)
+    for task in range(2):
+        gates, weights = method.masks(task), method.weight_masks(task)
+        first, second = gates.values()
+        names = [name for name, mask in weights.items() if mask.dim() == 2]
+        inputs = weights[names[0]].shape[1]
+        assert weights[names[0]].equal(first[:, None].expand(-1, inputs))
+        assert weights[names[1]].equal(second[:, None] & first[None])
+
+
+@every_method
+def test_other_methods_have_no_masks(name):
+    tasks = toy_tasks(1)
+    method = make(name, tasks)
+    with pytest.raises(ValueError, match="has not been learned; learned are none"):
+        method.masks(0)
+    learn(method, tasks)
+    assert bool(method.masks(0)) == (name in MASKED)
+    assert bool(capacity(method).layers) == (name in MASKED)
+    with pytest.raises(ValueError, match="task 1 has not been learned; learned are 0"):
+        method.masks(1)
+
+
+def test_the_forecast_of_packnet_is_what_then_fits():
+    """Every task keeps a quarter of what it finds free, so that 0.75^n is free after n tasks and the forecast exact."""
+    tasks = toy_tasks(11)
+    method, free = make("packnet", tasks), []
+    for task in tasks:
+        method.learn(task, Trainer(Regime(epochs=1, batch=64)))
+        free.append(capacity(method))
+    fits = sum(found.free > 0.05 for found in free)
+    assert fits == 10
+    for learned, found in enumerate(free[:-1], 1):
+        assert math.floor(found.forecast) == fits - learned
+    assert free[-1].forecast == 0
+
+
+def test_the_forecast_without_tasks_and_without_growth():
+    assert capacity(make("hat", toy_tasks(1))).forecast == math.inf
+    assert Capacity(["a", "b"], used=[0.5, 0.5]).forecast == math.inf
+    assert Capacity(["a", "b"], used=[0.5, 0.97]).forecast == 0
+    assert Capacity(["a"], used=[0.5]).forecast == pytest.approx(math.log(0.1) / math.log(0.5))
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_the_curve_ends_at_the_capacity_after_the_task(name):
+    tasks = toy_tasks(2)
+    method, fit = make(name, tasks), Trainer(Regime(epochs=3, batch=16, lr=0.1, patience=3))
+    fit.after_epoch = CapacityCurve()
+    for task in tasks:
+        method.learn(task, fit)
+        result = fit.fits[-1]
+        assert len(result.used) == len(result.epochs)
+        if name != "packnet" or method.options["retrain"]:  # pruned after the last epoch otherwise
+            assert capacity(method).used[-1] in [pytest.approx(share) for share in result.used]
+
+
+def test_a_layer_that_is_called_twice_and_convolutions_have_titles():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.again = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+            self.out = nn.Linear(4, 6)
+
+        def forward(self, x):
+            x = torch.relu(self.again(torch.relu(self.again(torch.relu(self.conv(x))))))
+            return torch.relu(self.out(x.mean((2, 3))))
+
+    tasks = toy_tasks(2)
+    method = HAT(Network(Twice(), tasks=tasks))
+    learn(method, tasks)
+    titles = {"conv": "conv 1, 4 filters", "again": "conv 2, 4 filters", "out": "linear 1, 6 units"}
+    assert layer_titles(method.net.trunk) == titles
+    assert [layer.title for layer in capacity(method).layers] == list(titles.values())
