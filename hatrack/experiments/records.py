@@ -66,6 +66,6 @@ def records(folder: Path | str) -> Records:
 
 def _row(record: Record) -> dict[str, Any]:
     spec = record.spec
-    names = {name: getattr(spec, name) for name in ("benchmark", "method", "network", "seed", "heads", "init")}
+    names = {name: getattr(spec, name) for name in ("benchmark", "method", "network", "seed", "heads", "init", "scenario")}
     options = {f"{prefix}{name}": v for key, prefix in OPTIONS.items() for name, v in getattr(spec, key).items()}
     return {**names, **options, **record.summary, "parameters": record.parameters, "seconds": record.seconds.total}

@@ -17,7 +17,7 @@ from hatrack.methods.divergence import spring
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.fisher import Estimator, fisher_diagonal
-from hatrack.methods.parts.vectors import values
+from hatrack.methods.parts.vectors import extended, values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.regime import Regime
@@ -85,6 +85,12 @@ class EWC(Method):
         self.register_buffer("fisher", torch.zeros_like(now))  # 0: no penalty in the first task
         self.register_buffer("anchor", now.clone())
         self.register_buffer("learned", now.new_zeros(()))  # number of tasks learned
+
+    def grow(self) -> None:
+        """Add places for the new rows of a head that grows."""
+        now = values(self.net.shared_parameters())
+        self.fisher = extended(self.fisher, torch.zeros_like(now))
+        self.anchor = extended(self.anchor, now)
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         fit(self, task)

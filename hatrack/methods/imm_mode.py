@@ -14,7 +14,7 @@ from hatrack.methods.divergence import spring
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.fisher import Estimator, fisher_diagonal
-from hatrack.methods.parts.vectors import set_values, values
+from hatrack.methods.parts.vectors import extended, set_values, values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.regime import Regime
@@ -63,6 +63,12 @@ class IMMMode(Method):
         self.register_buffer("fisher", torch.zeros_like(now))
         self.register_buffer("anchor", now.clone())
         self.register_buffer("learned", now.new_zeros(()))
+
+    def grow(self) -> None:
+        """Add places for the new rows of a head that grows."""
+        now = values(self.net.shared_parameters())
+        self.fisher = extended(self.fisher, torch.zeros_like(now))
+        self.anchor = extended(self.anchor, now)
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         fit(self, task)

@@ -44,6 +44,8 @@ class PackNet(Method):
     See docs/methods/packnet.md for formulas, published values and results.
     """
 
+    scenarios = ("task",)
+
     step_forms = "two"
 
     owner: Tensor  # (weights that can be pruned,): the position of the task that owns a weight; 0: free

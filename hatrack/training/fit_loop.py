@@ -59,7 +59,7 @@ class Optimizers:
 
 def max_steps(task: Task, regime: Regime) -> int:
     """Return how many steps a fit of a task has at most."""
-    return count_batches(len(task.train), regime.batch) * regime.epochs
+    return regime.steps or count_batches(len(task.train), regime.batch) * regime.epochs
 
 
 def room_for_losses(batches: int) -> int:
@@ -97,6 +97,7 @@ class FitLoop:
         watch: bool = False,
         steps: int | None = None,
     ) -> None:
+        regime = regime.in_epochs(count_batches(len(task.train), regime.batch))
         self.method, self.task, self.regime, self.seed = method, task, regime, seed
         self.weights = {name: p for name, p in method.named_parameters() if p.requires_grad and p not in plain}
         if not self.weights:
@@ -181,9 +182,11 @@ class FitLoop:
         self.method.train()
         with seeded(self.seed, "dropout", epoch), self.method.while_fitting():
             order = torch.randperm(len(self.task.train), generator=generator(self.seed, "batches", epoch)).to(self.device)
+            order = self._of_epoch(order, epoch)
             if self.prefetcher.split.crops is not None:
-                self.prefetcher.split.crops.copy_(draw_crops(len(order), generator(self.seed, "crops", epoch)))
+                self.prefetcher.split.crops.copy_(draw_crops(len(self.task.train), generator(self.seed, "crops", epoch)))
             numbers = torch.arange(count_batches(len(order), self.regime.batch), device=self.device)
+            self.batches.fill_(len(numbers))
             if self.resumed:
                 set_random_state(self.resumed, self.device)
             for done, (number, index) in enumerate(zip(numbers, self.prefetcher(order), strict=True)):
@@ -199,6 +202,12 @@ class FitLoop:
         losses = self._read_losses()
         self.step_index, self.resumed = 0, {}
         return math.fsum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
+
+    def _of_epoch(self, order: Tensor, epoch: int) -> Tensor:
+        """Return the examples of an epoch: all, or in the last epoch those of the steps that are left."""
+        batches = count_batches(len(order), self.regime.batch)
+        left = self.regime.steps - epoch * batches
+        return order[: left * self.regime.batch] if self.regime.steps and left < batches else order
 
     def _read_losses(self) -> list[float]:
         """The losses of this epoch's steps so far; an error if one is not finite."""
