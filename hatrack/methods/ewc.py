@@ -101,7 +101,8 @@ class EWC(Method):
 
     def penalty(self) -> Tensor:
         """Return (lambda / 2) sum F (theta - anchor)^2. (For anchors="all", the sum over tasks is larger by a constant.)"""
-        return self.stiffness() @ (values(self.net.shared_parameters()) - self.anchor).square() / 2
+        now = values(self.trained_parameters())
+        return self.stiffness()[: len(now)] @ (now - self.anchor[: len(now)]).square() / 2
 
     def stiffness(self) -> Tensor:
         """Return the stiffness of the springs (weights,), lambda F, at most `limit`."""

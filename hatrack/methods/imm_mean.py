@@ -72,7 +72,8 @@ class IMMMean(Method):
     def penalty(self) -> Tensor:
         """Return L2-transfer: (strength / 2) sum (theta - anchor)^2, from the second task on."""
         pull = self.strength / 2 * self.learned.clamp(max=1)
-        return pull * (values(self.net.shared_parameters()) - self.anchor).square().sum()
+        now = values(self.trained_parameters())
+        return pull * (now - self.anchor[: len(now)]).square().sum()
 
     def explain_divergence(self, regime: Regime) -> str:
         return spring(regime, self.strength * self.learned.clamp(max=1).item(), strength=1.0)

@@ -88,7 +88,9 @@ class MAS(Method):
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy plus strength sum Omega (theta - anchor)^2 (Eq. 4)."""
-        return super().loss(batch) + self.strength * (self.importance * (self._vector() - self.anchor).square()).sum()
+        now = values(self.trained_parameters())
+        importance, anchor = self.importance[: len(now)], self.anchor[: len(now)]
+        return super().loss(batch) + self.strength * (importance * (now - anchor).square()).sum()
 
     def explain_divergence(self, regime: Regime) -> str:
         stiffest = 2 * self.importance.max().item()  # the curvature at strength 1

@@ -281,6 +281,12 @@ class Method(nn.Module):
             return max(task, seen)
         return seen if seen >= 0 else len(self.net.classes) - 1
 
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """Return the first of `net.shared_parameters()`: all but the rows of classes that have not been seen yet. A penalty
+        on those would give them a gradient of zeros, with which weight decay would move them."""
+        last = self.reach(0)
+        return self.net.shared_parameters(last if isinstance(last, int) else None)
+
     @contextmanager
     def _while_learning(self, task: int) -> Iterator[None]:
         """Note which task is learned in the block."""

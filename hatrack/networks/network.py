@@ -282,10 +282,15 @@ class Network(nn.Module):
             initialise(head, self.init)
         return head.to(self.example.device)
 
-    def shared_parameters(self) -> list[nn.Parameter]:
+    def shared_parameters(self, last: int | None = None) -> list[nn.Parameter]:
         """Return the parameters that all tasks train: the trunk's, then those of the one head that all tasks have. The head
-        of a single task gets no gradient from the others, so that no method has to protect it."""
-        heads = self.heads.parameters() if self.needs_no_task else ()
+        of a single task gets no gradient from the others, so that no method has to protect it.
+
+        Args:
+            last: with one head of all classes, the task up to whose classes its rows are returned; None: all rows.
+        """
+        rows = list(self.heads)[: None if last is None or self.shared else last + 1]
+        heads = [p for head in rows for p in head.parameters()] if self.needs_no_task else []
         return [p for p in (*self.trunk.parameters(), *heads) if p.requires_grad]
 
     def reset_head(self, task: int) -> None:

@@ -128,10 +128,11 @@ def test_every_step_obeys_the_rule(name, optimizer):
 
 
 @in_class
-def test_classes_may_come_later(name):
+@pytest.mark.parametrize("optimizer", ["sgd", "kept adamw with decay"])
+def test_classes_may_come_later(name, optimizer):
     tasks = class_tasks()
     method, twin = make(name, tasks, known=1, heads="class"), make(name, tasks, heads="class")
-    fits = [Trainer(Regime(epochs=3, batch=16, lr=0.1)) for _ in range(2)]
+    fits = [Trainer(Regime(epochs=3, batch=16, **OPTIMIZERS[optimizer])) for _ in range(2)]
     for task in tasks:
         if task.index:
             method.net.add_task(task.classes)

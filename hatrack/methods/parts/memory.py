@@ -203,5 +203,7 @@ def unused_heads(net: Network, tasks: Collection[int]) -> list[nn.Parameter]:
     A batch that mixes tasks gives them a gradient of zeros, with which weight decay and momentum would still move them. So
     they must have no gradient at all.
     """
-    heads = [] if net.needs_no_task else [head for k, head in enumerate(net.heads) if k not in tasks]
+    heads = [] if net.shared else [head for k, head in enumerate(net.heads) if k not in tasks]
+    if net.incremental:  # the rows of earlier classes are used all the same
+        heads = list(net.heads)[max(tasks, default=-1) + 1 :]
     return [parameter for head in heads for parameter in head.parameters()]
