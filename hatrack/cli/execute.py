@@ -73,8 +73,8 @@ def run(
     options: dict[str, Any] = {key: given[key] for key in ("benchmark_options", "network_options")}
     options |= given["run"]
     scenario = options.get("scenario", "task")
-    if scenario != "task" and "heads" in options:
-        raise ValueError(f"--heads does nothing with --scenario {scenario}, in which all tasks have one head")
+    if scenario != "task" and options.get("heads") == "multi":
+        raise ValueError(f"--heads multi does nothing with --scenario {scenario}, in which all tasks have one head")
     references = [name for name in REFERENCES if scenario in METHODS.about(name).scenarios]
     names += [name for name in references if with_references and name not in names]
     runs = [

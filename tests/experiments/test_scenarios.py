@@ -92,7 +92,15 @@ def test_the_command_line_refuses_and_lists(capsys, tmp_path):
     error = capsys.readouterr().err
     assert "hat is not defined in the scenario 'class'" in error
     assert "--scenario task" in error
+    assert main(["run", "smnist", "sgd", "--heads", "multi", *words]) == 2
+    assert "--heads multi does nothing with --scenario class" in capsys.readouterr().err
+    assert main(["run", "smnist", "sgd", "--steps", "3", "--epochs", "2", *words]) == 2
+    assert "--epochs does nothing with --steps 3" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+    assert main(["run", "smnist", "sgd", "--with-references", "--dry-run", *words]) == 0
+    listed = capsys.readouterr().out
+    assert "joint" in listed
+    assert "independent" not in listed, "it is not defined there"
     assert main(["list", "lfl"]) == 0
     assert "scenarios: task, domain\n" in capsys.readouterr().out
 
