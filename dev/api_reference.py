@@ -17,7 +17,19 @@ PAGES = {  # file: title, what it is about, names
     "learning": (
         "Learning tasks",
         "What a program needs that trains one network on task after task.",
-        ["Network", "Task", "Split", "Method", "Trainer", "Regime", "LearnResult", "evaluate", "save", "load"],
+        [
+            "Network",
+            "Task",
+            "Split",
+            "Method",
+            "Trainer",
+            "Regime",
+            "LearnResult",
+            "evaluate",
+            "in_scenario",
+            "save",
+            "load",
+        ],
     ),
     "methods": (
         "Methods",

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from hatrack.options import check as check
     from hatrack.regime import Regime as Regime
     from hatrack.reporting.report import report as report
+    from hatrack.tasks.scenario import in_scenario as in_scenario
     from hatrack.tasks.split import Batch as Batch
     from hatrack.tasks.split import Split as Split
     from hatrack.tasks.task import Task as Task
@@ -102,6 +103,7 @@ PLACES = {
     "check": "hatrack.options",
     "compare_certificates": "hatrack.methods.certificate",
     "evaluate": "hatrack.methods.evaluate",
+    "in_scenario": "hatrack.tasks.scenario",
     "load": "hatrack.training.saving",
     "records": "hatrack.experiments.records",
     "report": "hatrack.reporting.report",

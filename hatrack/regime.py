@@ -44,6 +44,7 @@ class Regime:
         task_batch_decay: what the batch size is multiplied with from task to task.
         on_divergence: what happens when the loss is not finite: "stop", or "halve" to start the fit again with half the
             learning rate.
+        steps: training steps of every fit, in place of `epochs`; 0 trains for `epochs`. The last epoch may be a part of one.
 
     Raises:
         ValueError: if a value is not allowed.
@@ -79,6 +80,7 @@ class Regime:
         Literal["stop", "halve"],
         Option("when the loss is not finite: stop, or begin the fit again with half the learning rate", added=True),
     ] = "stop"
+    steps: Annotated[int, Option("training steps of every fit, in place of EPOCHS; 0: EPOCHS", low=0, added=True)] = 0
 
     def __post_init__(self) -> None:
         check(Regime, vars(self))
@@ -102,6 +104,8 @@ class Regime:
             if name in replaces:
                 flag, other = (word.replace("_", "-") for word in (name, replaces[name]))
                 raise ValueError(f"--{flag} does nothing with {method}, which has --{other} instead")
+            if name == "epochs" and self.steps:
+                raise ValueError(f"--epochs does nothing with --steps {self.steps}, which says how long a task is trained")
             of, choices = BELONGS.get(name, ("", ()))
             if of and (chosen := getattr(self, of)) not in choices:
                 raise ValueError(f"--{name} does nothing with --{of} {chosen}; it is for --{of} {' or '.join(choices)}")
@@ -114,6 +118,10 @@ class Regime:
             lr=max(lr, min(self.lr, self.task_lr_floor)) if self.task_lr_decay < 1 else self.lr,
             batch=max(1, round(self.batch * self.task_batch_decay**task)),
         )
+
+    def in_epochs(self, batches: int) -> Self:
+        """Return the regime with as many epochs, of so many batches each, as its `steps` take; without steps, itself."""
+        return replace(self, epochs=-(-self.steps // batches)) if self.steps else self
 
     def lr_at(self, epoch: int) -> float:
         """Return the learning rate of an epoch, for schedules that depend on nothing else."""

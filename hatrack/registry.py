@@ -8,11 +8,17 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from hatrack.options import nearest
 
 T = TypeVar("T")
+Scenario = Literal["task", "domain", "class"]
+SCENARIOS: dict[str, str] = {  # see tasks/scenario.py
+    "task": "the task is known at test",
+    "domain": "the task is unknown, and all tasks have the same labels",
+    "class": "the task is unknown, and every class has a label of its own",
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class Entry:
         needs: what a method needs beyond the data of the task.
         costs: what a method adds to the network: parameters, bits per task, stored images.
         network: the network of a benchmark's runs that name none.
+        scenarios: the scenarios in which a method is defined, as in its class.
     """
 
     place: str
@@ -34,6 +41,7 @@ class Entry:
     needs: str = ""
     costs: str = ""
     network: str = ""
+    scenarios: tuple[str, ...] = ()
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -92,6 +100,13 @@ class Registry(Mapping[str, T], Generic[T]):
         """The name of an entry; of anything else its place, "module:name"."""
         place = f"{item.__module__}:{item.__qualname__}"
         return next((name for name, entry in self.entries.items() if entry.place == place), place)
+
+
+def undefined(method: str, scenario: str, scenarios: tuple[str, ...]) -> str:
+    """Return the error message for a method in a scenario in which it is not defined."""
+    where = " and ".join(f"--scenario {name}" for name in scenarios)
+    why = "it has to know the task at test" if scenarios == ("task",) else "its formula has no meaning there"
+    return f"{method} is not defined in the scenario {scenario!r}, because {why}; it is in {where}"
 
 
 def load(place: str) -> Any:

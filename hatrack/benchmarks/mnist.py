@@ -99,14 +99,24 @@ def smnist(
     tasks: Annotated[Literal[2, 5], Option("two halves (0-4, 5-9: 001) or five pairs")] = 2,
     valid: Valid = 0.15,
     validate_on: ValidateOn = "held-out",
+    normalise: Annotated[
+        bool, Option("subtract MNIST's mean and divide by its standard deviation, or pixels / 255", added=True)
+    ] = True,
+    order: Annotated[
+        Literal["digits", "seed"], Option("0, 1, 2, ...; or an order of the digits drawn from the seed", added=True)
+    ] = "digits",
 ) -> list[Task]:
     """Split MNIST: the digits in order, as two tasks of five (001) or five tasks of two."""
     check(smnist, locals())
     source = sources.load("mnist", data)
-    transform = normalisation(SHAPE, MEAN, STD)
+    transform = normalisation(SHAPE, MEAN, STD) if normalise else normalisation(SHAPE, 0.0, 1.0)
     held = valid if validate_on == "held-out" else 0.0
-    groups = enumerate(consecutive_labels(10, 10 // tasks))
-    made = [labels_as_task(source, group, k, f"digits {group[0]}-{group[-1]}", transform, held, seed) for k, group in groups]
+    digits = np.random.RandomState(seed).permutation(10).tolist() if order == "seed" else list(range(10))
+    made = []
+    for k, places in enumerate(consecutive_labels(10, 10 // tasks)):
+        group = [digits[place] for place in places]
+        name = f"digits {group[0]}-{group[-1]}" if order == "digits" else f"digits {', '.join(map(str, group))}"
+        made.append(labels_as_task(source, group, k, name, transform, held, seed))
     return _with_validation(made, validate_on)
 
 

@@ -72,7 +72,11 @@ def run(
     own = own_options(names, given["method_options"])
     options: dict[str, Any] = {key: given[key] for key in ("benchmark_options", "network_options")}
     options |= given["run"]
-    names += [name for name in REFERENCES if with_references and name not in names]
+    scenario = options.get("scenario", "task")
+    if scenario != "task" and options.get("heads") == "multi":
+        raise ValueError(f"--heads multi does nothing with --scenario {scenario}, in which all tasks have one head")
+    references = [name for name in REFERENCES if scenario in METHODS.about(name).scenarios]
+    names += [name for name in references if with_references and name not in names]
     runs = [
         Run(benchmark, name, s, network=network, regime=regime, method_options=own.get(name, {}), **options)
         for name in names

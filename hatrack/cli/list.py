@@ -59,7 +59,8 @@ def _table(title: str, entries: Registry[Any]) -> Table:
         row = entries.about(name)
         table.add_row(Text(name, style="bold"), Text(row.summary))
         if row.paper:
-            table.add_row("", Text(f"{row.paper}; needs: {row.needs}; costs: {row.costs}", style="dim"))
+            facts = f"{row.paper}; needs: {row.needs}; costs: {row.costs}; scenarios: {', '.join(row.scenarios)}"
+            table.add_row("", Text(facts, style="dim"))
     table.add_section()
     return table
 
@@ -74,6 +75,7 @@ def entry(name: str) -> RenderableType:
         choices = f" ({', '.join(map(str, p.choices))})" if p.choices else ""
         table.add_row(flag(p.name), show(p.default), Text(p.option.help + choices))
     facts = [f"{what}: {getattr(row, what)}" for what in ("paper", "needs", "costs") if getattr(row, what)]
+    facts += [f"scenarios: {', '.join(found.scenarios)}"] if kind == "method" else []
     return Group(*_paragraphs(found), *map(Text, facts), "", table)
 
 

@@ -38,6 +38,7 @@ def form_of(task: Task, regime: Regime) -> dict[str, Any]:
     pixels = split.transform.pixels
     return {
         "classes": task.classes,
+        "first": task.first,
         "examples": min(len(split), 2 * regime.batch),  # enough for one whole batch
         "room": room_for_losses(count_batches(len(split), regime.batch)),
         "raw": list(split.x.shape[1:]),
@@ -59,8 +60,10 @@ def imitate(index: int, form: dict[str, Any]) -> Task:
     values = max(1, images[0].numel())
     pixels = None if form["pixels"] is None else (torch.arange(form["pixels"]) % values)[None]
     transform = Transform(tuple(form["shape"]), torch.zeros(1, channels), torch.ones(1, channels), pixels)
-    split = Split(images, torch.arange(count) % form["classes"], index, transform, torch.arange(count), form["augment"])
-    return Task(index, f"random images {index}", form["classes"], split, split, split)
+    split = Split(
+        images, form["first"] + torch.arange(count) % form["classes"], index, transform, torch.arange(count), form["augment"]
+    )
+    return Task(index, f"random images {index}", form["classes"], split, split, split, form["first"])
 
 
 @dataclass

@@ -14,6 +14,7 @@ from hatrack.networks.initial_weights import initialise
 from hatrack.networks.network import Network
 from hatrack.seeds import seeded
 from hatrack.tasks.device import all_to_device
+from hatrack.tasks.scenario import in_scenario
 from hatrack.tasks.task import Task
 
 
@@ -25,7 +26,8 @@ def build(spec: Run, device: torch.device | str = "cpu") -> tuple[list[Task], Me
 
 def build_tasks(spec: Run, device: torch.device | str) -> list[Task]:
     """Make the tasks of a run."""
-    return all_to_device(BENCHMARKS[spec.benchmark](spec.seed, **spec.benchmark_options), device)
+    tasks = BENCHMARKS[spec.benchmark](spec.seed, **spec.benchmark_options)
+    return all_to_device(in_scenario(tasks, spec.scenario), device)
 
 
 def build_trunk(spec: Run, tasks: Sequence[Task]) -> nn.Module:
@@ -43,7 +45,7 @@ def build_method(spec: Run, tasks: Sequence[Task], trunk: nn.Module, device: tor
         trunk.to(device),
         [task.classes for task in tasks],
         example,
-        heads=spec.heads,
+        heads="class" if spec.scenario == "class" else spec.heads,
         init=spec.init,
         freeze=spec.freeze,
         seed=spec.seed,

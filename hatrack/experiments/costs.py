@@ -42,6 +42,7 @@ def expected_cost(run: Run, records: Iterable[Record]) -> Cost:
 
 
 def _seconds(record: Record, run: Run) -> float:
-    """Return the time of a record, as if it had as many epochs at most as the run."""
-    epochs = float(record.spec.regime.get("epochs") or run.regime.epochs)
-    return (record.seconds.total or 0.0) * run.regime.epochs / epochs
+    """Return the time of a record, as if it had as many epochs at most, or steps, as the run."""
+    unit = "steps" if run.regime.steps and record.spec.regime.get("steps") else "epochs"
+    wanted = float(getattr(run.regime, unit))
+    return (record.seconds.total or 0.0) * wanted / float(record.spec.regime.get(unit) or wanted)

@@ -115,7 +115,9 @@ def pretrain(
     task = to_device(task, device)
     example = task.train.inputs(torch.arange(min(2, len(task.train)), device=task.train.y.device))
     net = Network(trunk.to(device), [task.classes], example, init=spec.init, seed=spec.seed)
-    regime = replace(spec.regime, epochs=spec.pretrain_epochs or spec.regime.epochs)
+    regime = spec.regime
+    if spec.pretrain_epochs:
+        regime = replace(regime, epochs=spec.pretrain_epochs, steps=0)
 
     def show(event: ProgressEvent) -> None:
         if progress:

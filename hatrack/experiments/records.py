@@ -99,7 +99,7 @@ def _independent(records: Iterable[Record]) -> dict[tuple[str, int], Record]:
 def _row(record: Record, independent: Record | None) -> dict[str, Any]:
     spec = record.spec
     lacks = metrics.intransigence(record.accuracy, independent.accuracy) if independent else math.nan
-    names = {name: getattr(spec, name) for name in ("benchmark", "method", "network", "seed", "heads", "init")}
+    names = {name: getattr(spec, name) for name in ("benchmark", "method", "network", "seed", "heads", "init", "scenario")}
     options = {f"{prefix}{name}": v for key, prefix in OPTIONS.items() for name, v in getattr(spec, key).items()}
     measures = {**record.summary, "intransigence": lacks, "parameters": record.parameters, "seconds": record.seconds.total}
     return {**names, **options, **measures, **(record.costs or Costs()).summary}

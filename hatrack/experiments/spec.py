@@ -14,7 +14,7 @@ from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS, Init
 from hatrack.options import Option, check, choose, complete, expect, without_added_defaults
 from hatrack.regime import Regime
-from hatrack.registry import Registry, source_digest
+from hatrack.registry import Registry, Scenario, source_digest, undefined
 
 TABLES: dict[str, Registry[Any]] = {"benchmark": BENCHMARKS, "network": NETWORKS, "method": METHODS}
 
@@ -28,13 +28,15 @@ class Run:
         method: a name in `METHODS`, or a method of your own as "module:Class".
         seed: decides everything random.
         network: a name in `NETWORKS`; by default the benchmark's own.
-        heads: "multi" for a head per task, "shared" for one head that all tasks share.
+        heads: "multi" for a head per task, "shared" for one head that all tasks share; in other scenarios than "task" there
+            is always one head.
         init: the initial weights, "default" (PyTorch's) or "xavier".
         freeze: parts of the network that stay as they are: patterns of names, separated by commas.
         train_examples: on how many training examples per task the loss is measured after each task; 0 for all.
         watch_tasks: measure the accuracy on the test data of every task after each epoch; the curves of the record hold it.
         pretrain: a data set of the catalog on which the trunk is trained before the sequence; "" for none.
         pretrain_epochs: the epochs of this training; 0 for those of the regime.
+        scenario: what is known of the task at test, and what labels mean: "task", "domain" or "class", see `in_scenario`.
         regime: how every task is trained.
         benchmark_options: options of the benchmark, by name.
         network_options: options of the network, by name.
@@ -58,6 +60,11 @@ class Run:
     watch_tasks: Annotated[bool, Option("measure the test accuracy of every task after each epoch", added=True)] = False
     pretrain: Annotated[str, Option("a data set on which the trunk is trained before the sequence", added=True)] = ""
     pretrain_epochs: Annotated[int, Option("epochs of the pretraining; 0: the regime's", low=0, added=True)] = 0
+    scenario: Annotated[
+        Scenario,
+        Option("at test the task is known; or unknown, with the same labels in all tasks (domain) or all different (class)",
+               added=True),
+    ] = "task"  # fmt: skip
     regime: Regime = field(default_factory=Regime)
     benchmark_options: Mapping[str, Any] = field(default_factory=dict)
     network_options: Mapping[str, Any] = field(default_factory=dict)
@@ -80,6 +87,10 @@ class Run:
             object.__setattr__(
                 self, f"{kind}_options", complete(getattr(self, kind), entry, getattr(self, f"{kind}_options"))
             )
+        if self.scenario != "task":
+            object.__setattr__(self, "heads", "shared")
+            if self.scenario not in (known := METHODS.find(self.method).scenarios):
+                raise ValueError(undefined(self.method, self.scenario, known))
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], own: Collection[str] = ()) -> Self:

@@ -7,6 +7,7 @@ from hatrack.registry import Entry, Registry
 if TYPE_CHECKING:
     from hatrack.methods.method import Method
 
+ALL = ("task", "domain", "class")  # the scenarios of a method that needs no task id at test
 METHODS: "Registry[type[Method]]" = Registry("method", {
     "sgd": Entry(
         "hatrack.methods.method:Method",
@@ -14,6 +15,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="the baseline of all five",
         needs="task id at test, unless the head is shared",
         costs="nothing",
+        scenarios=ALL,
     ),
     "frozen": Entry(
         "hatrack.methods.frozen:Frozen",
@@ -21,6 +23,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="the HAT paper's SGD-F (001)",
         needs="task id at test",
         costs="nothing",
+        scenarios=("task",),
     ),
     "independent": Entry(
         "hatrack.methods.independent:Independent",
@@ -28,6 +31,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="the HAT authors' sgd-restart (001)",
         needs="task id at test",
         costs="a whole trunk per task",
+        scenarios=("task",),
     ),
     "joint": Entry(
         "hatrack.methods.joint:Joint",
@@ -35,6 +39,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="the upper reference of 001",
         needs="all data of all tasks at once; task id at test, unless the head is shared",
         costs="the data of every task",
+        scenarios=ALL,
     ),
     "random": Entry(
         "hatrack.methods.random:Random",
@@ -42,6 +47,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="the lower reference of 001",
         needs="task id at test",
         costs="a frequency per class",
+        scenarios=ALL,
     ),
     "hat": Entry(
         "hatrack.methods.hat:HAT",
@@ -49,6 +55,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Serra et al. 2018 (001)",
         needs="task id at test",
         costs="an embedding and a gate per unit and task, and norms per task",
+        scenarios=("task",),
     ),
     "pmask": Entry(
         "hatrack.methods.pmask:PMASK",
@@ -56,6 +63,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Raskoti, Ghimire (003)",
         needs="task id at test",
         costs="an embedding per weight while a task is learned, then one bit per weight and task",
+        scenarios=("task",),
     ),
     "ewc": Entry(
         "hatrack.methods.ewc:EWC",
@@ -63,6 +71,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Kirkpatrick et al. 2017 (002)",
         needs="task id at test, unless the head is shared",
         costs="two numbers per weight; after a task, one pass over its data",
+        scenarios=ALL,
     ),
     "imm-mean": Entry(
         "hatrack.methods.imm_mean:IMMMean",
@@ -70,6 +79,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Lee et al. 2017 (001)",
         needs="task id at test, unless the head is shared",
         costs="one number per weight",
+        scenarios=ALL,
     ),
     "imm-mode": Entry(
         "hatrack.methods.imm_mode:IMMMode",
@@ -77,6 +87,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Lee et al. 2017 (001)",
         needs="task id at test, unless the head is shared",
         costs="two numbers per weight; after a task, one pass over its data",
+        scenarios=ALL,
     ),
     "si": Entry(
         "hatrack.methods.si:SI",
@@ -84,6 +95,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Zenke et al. 2017",
         needs="task id at test, unless the head is shared",
         costs="five numbers per weight, of which three are saved",
+        scenarios=ALL,
     ),
     "mas": Entry(
         "hatrack.methods.mas:MAS",
@@ -91,6 +103,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Aljundi et al. 2018",
         needs="task id at test, unless the head is shared",
         costs="two numbers per weight; after a task, a gradient for every example",
+        scenarios=ALL,
     ),
     "lwf": Entry(
         "hatrack.methods.lwf:LwF",
@@ -98,6 +111,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Li, Hoiem 2016 (baseline of 001)",
         needs="task id at test, unless the head is shared",
         costs="a second copy of the network while a task is learned",
+        scenarios=ALL,
     ),
     "lfl": Entry(
         "hatrack.methods.lfl:LFL",
@@ -105,6 +119,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Jung et al. 2016 (baseline of 001)",
         needs="task id at test, unless the head is shared",
         costs="a second copy of the trunk while a task is learned",
+        scenarios=("task", "domain"),
     ),
     "agem": Entry(
         "hatrack.methods.agem:AGEM",
@@ -112,6 +127,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Chaudhry et al. 2019",
         needs="a memory of images; task id at test, unless the head is shared",
         costs="the images in memory, and a second gradient per step",
+        scenarios=ALL,
     ),
     "er": Entry(
         "hatrack.methods.er:ER",
@@ -119,6 +135,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Chaudhry et al. 2019",
         needs="a memory of images; task id at test, unless the head is shared",
         costs="the images in memory, and a longer batch",
+        scenarios=ALL,
     ),
     "derpp": Entry(
         "hatrack.methods.derpp:DERpp",
@@ -126,6 +143,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Buzzega et al. 2020",
         needs="a memory of images; task id at test, unless the head is shared",
         costs="the images in memory and their logits, and two more passes per step",
+        scenarios=ALL,
     ),
     "stable-sgd": Entry(
         "hatrack.methods.stable_sgd:StableSGD",
@@ -133,6 +151,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Mirzadeh et al. 2020 (004)",
         needs="dropout layers in the network, for that ingredient; task id at test, unless the head is shared",
         costs="nothing",
+        scenarios=ALL,
     ),
     "packnet": Entry(
         "hatrack.methods.packnet:PackNet",
@@ -140,6 +159,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Mallya and Lazebnik 2018",
         needs="task id at test",
         costs="the number of a task per weight; the norms of every task",
+        scenarios=("task",),
     ),
     "den": Entry(
         "hatrack.methods.den:DEN",
@@ -147,6 +167,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Yoon et al. 2018",
         needs="task id at test; a trunk of linear layers",
         costs="new units, at most 2 x expand per layer and task",
+        scenarios=("task",),
     ),
     "pathnet": Entry(
         "hatrack.methods.pathnet:PathNet",
@@ -154,6 +175,7 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Fernando et al. 2017",
         needs="task id at test; a sequential trunk; validation data, to tell the better path",
         costs="up to twice the epochs; a path per task",
+        scenarios=("task",),
     ),
     "pnn": Entry(
         "hatrack.methods.pnn:PNN",
@@ -161,5 +183,6 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         paper="Rusu et al. 2016",
         needs="task id at test; a sequential trunk",
         costs="a column per task, with laterals from every earlier one",
+        scenarios=("task",),
     ),
 }, base="hatrack.methods.method:Method")  # fmt: skip

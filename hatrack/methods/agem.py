@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
-from hatrack.methods.parts.memory import Ring, head_sizes, unused_heads
+from hatrack.methods.parts.memory import Ring, grow_with, unused_heads
 from hatrack.methods.parts.vectors import grads, set_grads, values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
@@ -59,7 +59,7 @@ class AGEM(Method):
         self.grow()
 
     def grow(self) -> None:
-        self.memory.grow(head_sizes(self.net))
+        grow_with(self.memory, self.net)
 
     def forget_task(self, task: int) -> None:
         super().forget_task(task)

@@ -43,6 +43,8 @@ class DEN(Method):
     See docs/methods/den.md for formulas, published values and results.
     """
 
+    scenarios = ("task",)
+
     step_forms = "many"
     exchanges = False
 

@@ -90,10 +90,12 @@ class DERpp(Method):
         return drawn._replace(x=torch.where(filled, drawn.x, batch.x[own]))
 
     def drift(self, logits: Tensor, examples: Examples) -> Tensor:
-        """Return the mean squared distance between the logits of each example's own task and those in memory."""
+        """Return the mean squared distance between the logits of each example's own task and those in memory. With one head
+        of all classes these are the classes that had been seen when the example was stored."""
         width = self.widths[examples.task]
         own = torch.arange(logits.shape[1], device=logits.device) < width[:, None]  # (replay, logits of the widest task)
-        moved = torch.where(own, logits - examples.more["logits"], 0)  # before the square: other places hold huge numbers
+        then = examples.more["logits"][:, : logits.shape[1]]
+        moved = torch.where(own, logits - then, 0)  # before the square: other places hold huge numbers
         return (moved.square().sum(1) / width).mean()
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
-from hatrack.methods.parts.memory import Memory, Reservoir, Ring, head_sizes, unused_heads
+from hatrack.methods.parts.memory import Memory, Reservoir, Ring, grow_with, unused_heads
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.tasks.split import Batch
@@ -60,7 +60,7 @@ class ER(Method):
         self.grow()
 
     def grow(self) -> None:
-        self.memory.grow(head_sizes(self.net))
+        grow_with(self.memory, self.net)
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         self.memory.expect(len(task.train))

@@ -218,6 +218,8 @@ def without_task_ids(
 def _found_both(method: Method, split: Split, index: Tensor, tasks: Sequence[int]) -> Tensor:
     """Return for each of some examples whether the largest logit of all tasks is that of its own task and class."""
     assert isinstance(split.task, int)
+    if method.net.incremental:  # one head of all classes needs no task id, and each class belongs to one task
+        return method(split.inputs(index), split.task).argmax(1) == split.y[index]
     best = [logits.max(1) for logits in _logits(method, split.inputs(index), tasks)]  # (value, class) per task
     winner = torch.stack([value for value, _ in best]).argmax(0)
     answer = torch.stack([label for _, label in best]).gather(0, winner[None])[0]

@@ -17,7 +17,7 @@ from hatrack.methods.divergence import spring
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.fisher import Estimator, fisher_diagonal
-from hatrack.methods.parts.vectors import values
+from hatrack.methods.parts.vectors import extended, values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.regime import Regime
@@ -86,6 +86,12 @@ class EWC(Method):
         self.register_buffer("anchor", now.clone())
         self.register_buffer("learned", now.new_zeros(()))  # number of tasks learned
 
+    def grow(self) -> None:
+        """Add places for the new rows of a head that grows."""
+        now = values(self.net.shared_parameters())
+        self.fisher = extended(self.fisher, torch.zeros_like(now))
+        self.anchor = extended(self.anchor, now)
+
     def learn_task(self, task: Task, fit: Fit) -> None:
         fit(self, task)
         self.consolidate(self._importance(task))
@@ -95,7 +101,8 @@ class EWC(Method):
 
     def penalty(self) -> Tensor:
         """Return (lambda / 2) sum F (theta - anchor)^2. (For anchors="all", the sum over tasks is larger by a constant.)"""
-        return self.stiffness() @ (values(self.net.shared_parameters()) - self.anchor).square() / 2
+        now = values(self.trained_parameters())
+        return self.stiffness()[: len(now)] @ (now - self.anchor[: len(now)]).square() / 2
 
     def stiffness(self) -> Tensor:
         """Return the stiffness of the springs (weights,), lambda F, at most `limit`."""

@@ -33,6 +33,8 @@ class Frozen(Method):
     See docs/methods/frozen.md for formulas, published values and results.
     """
 
+    scenarios = ("task",)
+
     step_forms = "two"
 
     started: Tensor  # 0-d: whether a task has been learned

@@ -63,6 +63,8 @@ class HAT(Method):
     See docs/methods/hat.md for formulas, published values and results.
     """
 
+    scenarios = ("task",)
+
     gates: Tensor  # (tasks, units), of finished tasks
     done: Tensor  # (tasks,): whether a task is finished
     frozen: Tensor  # (units,): units of layers that the user froze

@@ -13,7 +13,7 @@ from torch import Tensor
 from hatrack.methods.divergence import spring
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
-from hatrack.methods.parts.vectors import set_values, values
+from hatrack.methods.parts.vectors import extended, set_values, values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.regime import Regime
@@ -57,6 +57,11 @@ class IMMMean(Method):
         self.register_buffer("anchor", now.clone())
         self.register_buffer("learned", now.new_zeros(()))
 
+    def grow(self) -> None:
+        """Add places for the new rows of a head that grows."""
+        now = values(self.net.shared_parameters())
+        self.anchor = extended(self.anchor, now)
+
     def learn_task(self, task: Task, fit: Fit) -> None:
         fit(self, task)
         self.merge()
@@ -67,7 +72,8 @@ class IMMMean(Method):
     def penalty(self) -> Tensor:
         """Return L2-transfer: (strength / 2) sum (theta - anchor)^2, from the second task on."""
         pull = self.strength / 2 * self.learned.clamp(max=1)
-        return pull * (values(self.net.shared_parameters()) - self.anchor).square().sum()
+        now = values(self.trained_parameters())
+        return pull * (now - self.anchor[: len(now)]).square().sum()
 
     def explain_divergence(self, regime: Regime) -> str:
         return spring(regime, self.strength * self.learned.clamp(max=1).item(), strength=1.0)
@@ -78,6 +84,16 @@ class IMMMean(Method):
         share = 1 / (self.learned + 1)
         if self.alpha:
             share = torch.where(self.learned > 0, self.alpha, share)
+        share = self._with_new_rows(share)
         set_values(self.net.shared_parameters(), torch.lerp(self.anchor, values(self.net.shared_parameters()), share))
         self.anchor.copy_(values(self.net.shared_parameters()))
         self.learned.add_(1)
+
+    def _with_new_rows(self, share: Tensor) -> Tensor:
+        """Return the share of the new task for every weight. In a head of all classes it is 1 for rows that no earlier task
+        has trained: the mean over the tasks that trained a row leaves out its initial weights."""
+        if not self.net.incremental:
+            return share
+        new = {id(p) for task, head in enumerate(self.net.heads) if task not in self.history for p in head.parameters()}
+        shares = [torch.ones_like(p) if id(p) in new else share.expand_as(p) for p in self.net.shared_parameters()]
+        return values(shares)

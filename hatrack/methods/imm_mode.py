@@ -14,7 +14,7 @@ from hatrack.methods.divergence import spring
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.fisher import Estimator, fisher_diagonal
-from hatrack.methods.parts.vectors import set_values, values
+from hatrack.methods.parts.vectors import extended, set_values, values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.regime import Regime
@@ -64,6 +64,12 @@ class IMMMode(Method):
         self.register_buffer("anchor", now.clone())
         self.register_buffer("learned", now.new_zeros(()))
 
+    def grow(self) -> None:
+        """Add places for the new rows of a head that grows."""
+        now = values(self.net.shared_parameters())
+        self.fisher = extended(self.fisher, torch.zeros_like(now))
+        self.anchor = extended(self.anchor, now)
+
     def learn_task(self, task: Task, fit: Fit) -> None:
         fit(self, task)
         if self.merging == "mode":
@@ -82,7 +88,8 @@ class IMMMode(Method):
     def penalty(self) -> Tensor:
         """Return L2-transfer: (strength / 2) sum (theta - anchor)^2, from the second task on."""
         pull = self.strength / 2 * self.learned.clamp(max=1)
-        return pull * (values(self.net.shared_parameters()) - self.anchor).square().sum()
+        now = values(self.trained_parameters())
+        return pull * (now - self.anchor[: len(now)]).square().sum()
 
     def explain_divergence(self, regime: Regime) -> str:
         return spring(regime, self.strength * self.learned.clamp(max=1).item(), strength=1.0)

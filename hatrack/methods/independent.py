@@ -35,6 +35,8 @@ class Independent(Method):
     See docs/methods/independent.md for formulas, published values and results.
     """
 
+    scenarios = ("task",)
+
     step_forms = "two"
     exchanges = False
 

@@ -1,6 +1,7 @@
 """Joint (multi-task) training, the upper reference of the HAT paper (Serra et al., ICML 2018), https://arxiv.org/abs/1801.01423"""
 
 import warnings
+from dataclasses import replace
 from typing import Annotated
 
 from hatrack.methods.fit import Fit
@@ -73,7 +74,7 @@ class Joint(Method):
             self._reset_weights()
         task = tasks[-1]
         train, valid = (Split.join([getattr(t, part) for t in tasks]) for part in ("train", "valid"))
-        all_tasks = Task(task.index, f"{task.name} and all before", task.classes, train, valid, task.test)
+        all_tasks = replace(task, name=f"{task.name} and all before", train=train, valid=valid)
         fit(self, all_tasks, lr=fit.regime.lr, batch=fit.regime.batch, keep_state=False)  # trained like a first task
 
     def restore_data(self, task: Task) -> None:

@@ -37,6 +37,8 @@ class LFL(Method):
     See docs/methods/lfl.md for formulas, published values and results.
     """
 
+    scenarios = ("task", "domain")
+
     step_forms = "two"
 
     learned: Tensor  # (tasks,): whether a task has been learned

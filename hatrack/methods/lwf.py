@@ -5,7 +5,7 @@ before the task did. That old network is not kept between tasks: it is the netwo
 """
 
 import copy
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -46,12 +46,17 @@ class LwF(Method):
         *,
         strength: Annotated[float, Option("weight of the old answers: larger forgets less and learns less", low=0)] = 2.0,
         temperature: Annotated[float, Option("above 1 the less likely classes of an answer count for more", above=0)] = 1.0,
+        term: Annotated[
+            Literal["once", "per-task"],
+            Option("a shared head: its old answers count once, or once for every earlier task", added=True),
+        ] = "once",
     ) -> None:
         super().__init__(net)
         self.options = check(LwF, locals())
-        self.strength, self.temperature = strength, temperature
+        self.strength, self.temperature, self.term = strength, temperature, term
         self.register_buffer("learned", torch.zeros(0, dtype=torch.bool, device=net.example.device))
         self.earlier: list[int] = []  # the tasks with a distillation term; it and the next are set by `learn_task`
+        self.weight = strength  # of every distillation term; set by `learn_task`
         self.teacher: list[Network] = []  # the old network; in a list, so that it is no submodule and no part of checkpoints
         self.grow()
 
@@ -62,7 +67,9 @@ class LwF(Method):
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         earlier = [k for k, learned in enumerate(self.learned.tolist()) if learned and k != task.index]
-        self.earlier = earlier[:1] if self.net.shared else earlier  # a shared head has one output for all of them
+        # A shared head has one output for all of them, a head of all classes that of the last task.
+        self.earlier = earlier[:1] if self.net.shared else earlier[-1:] if self.net.incremental else earlier
+        self.weight = self.strength * (len(earlier) if self.net.shared and self.term == "per-task" else 1)
         self.teacher = [copy.deepcopy(self.net).eval().requires_grad_(False)] if earlier else []
         fit(self, task)
         self.learned[task.index] = True
@@ -73,19 +80,25 @@ class LwF(Method):
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy of the new task plus strength times the distillation term of every earlier task."""
         features = self.net.trunk(batch.x)
-        loss = F.cross_entropy(self.net.head(features, batch.task), batch.y)
+        new = self.net.head(features, self.reach(batch.task))
+        loss = F.cross_entropy(new, batch.y)
         for teacher in self.teacher:  # one, or none in the first task
             with torch.no_grad():
                 old_features = teacher.trunk(batch.x)
             for task in self.earlier:
-                logits, old = self.net.head(features, task), teacher.head(old_features, task)
-                loss = loss + self.strength * distillation(logits, old, self.temperature)
+                logits, old = (
+                    new if self.net.incremental else self.net.head(features, task),
+                    teacher.head(old_features, task),
+                )
+                loss = loss + self.weight * distillation(logits, old, self.temperature)
         return loss
 
 
 def distillation(logits: Tensor, old: Tensor, temperature: float) -> Tensor:
     """Return the mean cross-entropy with the old output, both at temperature T.
 
-    softmax(logits / T) is p^(1/T) / sum p^(1/T), as the paper writes it.
+    softmax(logits / T) is p^(1/T) / sum p^(1/T), as the paper writes it. Classes that the old output lacks have
+    probability 0 in it: a head of all classes has grown since then.
     """
-    return F.cross_entropy(logits / temperature, torch.softmax(old / temperature, 1))
+    target = F.pad(torch.softmax(old / temperature, 1), (0, logits.shape[1] - old.shape[1]))
+    return F.cross_entropy(logits / temperature, target)

@@ -13,7 +13,7 @@ from hatrack.methods.divergence import spring
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.single_gradients import SumOfSizes
-from hatrack.methods.parts.vectors import values
+from hatrack.methods.parts.vectors import extended, values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.regime import Regime
@@ -66,12 +66,18 @@ class MAS(Method):
 
     def _weights(self) -> dict[str, nn.Parameter]:
         """Return the parameters that the penalty acts on, by their names in the network."""
-        prefix = "" if self.net.shared else "trunk."
+        prefix = "" if self.net.needs_no_task else "trunk."
         return {name: p for name, p in self.net.named_parameters() if p.requires_grad and name.startswith(prefix)}
 
     def _vector(self) -> Tensor:
         """Return their values as one vector (weights,)."""
         return values(list(self._weights().values()))
+
+    def grow(self) -> None:
+        """Add places for the new rows of a head that grows."""
+        now = self._vector()
+        self.importance = extended(self.importance, torch.zeros_like(now))
+        self.anchor = extended(self.anchor, now)
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         fit(self, task)
@@ -82,7 +88,9 @@ class MAS(Method):
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy plus strength sum Omega (theta - anchor)^2 (Eq. 4)."""
-        return super().loss(batch) + self.strength * (self.importance * (self._vector() - self.anchor).square()).sum()
+        now = values(self.trained_parameters())
+        importance, anchor = self.importance[: len(now)], self.anchor[: len(now)]
+        return super().loss(batch) + self.strength * (importance * (now - anchor).square()).sum()
 
     def explain_divergence(self, regime: Regime) -> str:
         stiffest = 2 * self.importance.max().item()  # the curvature at strength 1

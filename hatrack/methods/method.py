@@ -30,6 +30,7 @@ from hatrack.methods.stored_images import StoredImages
 from hatrack.networks.network import LISTED, Network
 from hatrack.options import parameters, shown, whole
 from hatrack.regime import Regime
+from hatrack.registry import Scenario, undefined
 from hatrack.tasks.arrays import as_tensor, channels_first
 from hatrack.tasks.device import to_device
 from hatrack.tasks.split import Batch, TaskId, task_ids
@@ -71,18 +72,22 @@ class Method(nn.Module):
 
     # What the attributes of these names hold, if it is "masks" or "images": see `kept_bytes`.
     keeps: ClassVar[Mapping[str, Literal["masks", "images"]]] = {}
+    scenarios: ClassVar[tuple[Scenario, ...]] = ("task", "domain", "class")  # where the method is defined
     exchanges: ClassVar[bool] = True  # whether `forward` may exchange tensors within modules, as `functional_call` does
 
     def __init__(self, net: Network) -> None:
         super().__init__()
         if not isinstance(net, Network):
             raise ValueError(f"a method is made of a Network, such as Network(trunk, tasks=tasks), not {type(net).__name__}")
+        if net.incremental and "class" not in self.scenarios:
+            raise ValueError(undefined(type(self).__name__, "class", self.scenarios))
         self.lock = threading.RLock()  # held by the thread that computes with the network: tensors and modes are exchanged
         self.net = net
         self.options: dict[str, Any] = {}  # a method that has options writes self.options = check(Class, locals())
         self.built = len(net.classes), [name for name, p in net.trunk.named_parameters() if not p.requires_grad]
         self.grown = len(net.classes)  # how many tasks there is room for: see `grow`
         self.history: dict[int, str] = {}  # the finished tasks and their names, in the order of learning
+        self.current_task: int | None = None  # the number of the task that is being learned
         self.fitting = False  # while a fit runs the steps of an epoch
         self.stored_images: StoredImages | None = None  # a method with the option `probes` makes them: see stored_images.py
         self.probes: Probes | None = None  # while a task is learned: what the finished ones answered before
@@ -244,7 +249,7 @@ class Method(nn.Module):
         with self.lock, without_autocast_cache():
             self.make_room()
             task, counted = to_device(task, self.net.example.device), CountedFit(fit)
-            with transaction(self, task, counted):
+            with transaction(self, task, counted), self._while_learning(task.index):
                 self.net.set_preprocessing(task)
                 self.learn_task(task, counted)
                 usage = self.usage()
@@ -264,7 +269,8 @@ class Method(nn.Module):
             task: the number of the task, or a tensor of numbers, one per image.
 
         Returns:
-            Logits (images, classes of the task); for several tasks as wide as the widest, see `Network.head`.
+            Logits (images, classes of the task); for several tasks as wide as the widest, see `Network.head`. With one head
+            of all classes, the logits of all classes seen so far, whatever the task is: see `reach`.
         """
         if not isinstance(x, Tensor):
             raise ValueError(f"images must be a tensor, not {type(x).__name__}: method.predict takes arrays as well")
@@ -282,13 +288,41 @@ class Method(nn.Module):
             self.make_room()
             kept = HiddenState(self, buffers=True) if self._must_keep(task) else None
             try:
-                return super().__call__(x, task)  # type: ignore[no-any-return]
+                return super().__call__(x, self.reach(task))  # type: ignore[no-any-return]
             except RuntimeError:  # perhaps the cause is known, and the message can be clearer
                 self.net.check_precision(x, "the images")
                 raise
             finally:
                 if kept:
                     kept.restore()
+
+    def reach(self, task: TaskId) -> TaskId:
+        """Return the task up to whose classes a forward pass computes logits, if the network has one head of all classes.
+
+        It is the last task that has been learned or is being learned, whichever task the images belong to; or the given
+        task, if this one is later. With other heads the given task is returned.
+        """
+        if not self.net.incremental:
+            return task
+        seen = max([*self.history, -1 if self.current_task is None else self.current_task], default=-1)
+        if isinstance(task, int):
+            return max(task, seen)
+        return seen if seen >= 0 else len(self.net.classes) - 1
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """Return the first of `net.shared_parameters()`: all but the rows of classes that have not been seen yet. A penalty
+        on those would give them a gradient of zeros, with which weight decay would move them."""
+        last = self.reach(0)
+        return self.net.shared_parameters(last if isinstance(last, int) else None)
+
+    @contextmanager
+    def _while_learning(self, task: int) -> Iterator[None]:
+        """Note which task is learned in the block."""
+        self.current_task = task
+        try:
+            yield
+        finally:
+            self.current_task = None
 
     @contextmanager
     def while_fitting(self) -> Iterator[None]:
@@ -307,16 +341,18 @@ class Method(nn.Module):
         return not self.history.keys().isdisjoint([task] if isinstance(task, int) else task.tolist())
 
     @torch.no_grad()
-    def predict(self, images: Any, task: TaskId) -> Tensor:
+    def predict(self, images: Any, task: TaskId | None = None) -> Tensor:
         """Classify raw images.
 
         Args:
             images: an array or tensor of uint8, or of floats in the units of the task's own data; not normalised.
-            task: the number of the task, or a tensor of numbers, one per image.
+            task: the number of the task, or a tensor of numbers, one per image. A network with one head for all tasks needs
+                none, if all tasks transform images in the same way.
 
         Returns:
             The class of each image, a tensor of int64.
         """
+        task = self._any_task() if task is None else task
         raw = channels_first("images", as_tensor("images must be numbers", images).to(self.net.example.device))
         if raw.is_complex():
             raise ValueError(f"images must be real numbers, not {str(raw.dtype).removeprefix('torch.')}")
@@ -338,6 +374,16 @@ class Method(nn.Module):
             )
         with evaluation_mode(self):
             return self(seen, task).argmax(1)
+
+    def _any_task(self) -> int:
+        """Return a task whose number stands for all of them in `predict`; raise an error if it matters which task it is."""
+        learned = list(self.history) or [0]
+        rows = [self.net.preprocessing.rows(task) for task in learned] if self.net.classes else []
+        if not self.net.needs_no_task:
+            raise ValueError("predict needs the number of the task: every task has a head of its own")
+        if not all(row[name].equal(rows[0][name]) for row in rows for name in row):
+            raise ValueError("predict needs the number of the task: the tasks transform images in different ways")
+        return learned[0]
 
     @final
     @torch.no_grad()
@@ -362,7 +408,9 @@ class Method(nn.Module):
         self.net.check_task_id(task)
         with evaluation_mode(self):
             self.make_room()
-            return self.served(task)
+            reached = self.reach(task)
+            assert isinstance(reached, int)
+            return self.served(reached)
 
     def served(self, task: int) -> ServedTask:
         """Return the module of a task for `for_task`; a method that exchanges tensors returns a `ServedNetwork` of them."""

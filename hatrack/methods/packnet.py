@@ -44,6 +44,8 @@ class PackNet(Method):
     See docs/methods/packnet.md for formulas, published values and results.
     """
 
+    scenarios = ("task",)
+
     step_forms = "two"
     keeps: ClassVar = {"owner": "masks", "turns": "masks"}
 

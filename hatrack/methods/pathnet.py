@@ -64,6 +64,8 @@ class PathNet(Method):
     See docs/methods/pathnet.md for formulas, published values and results.
     """
 
+    scenarios = ("task",)
+
     step_forms = "many"
     keeps: ClassVar = {"paths": "masks"}
     exchanges = False

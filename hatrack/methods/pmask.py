@@ -53,6 +53,8 @@ class PMASK(Method):
     See docs/methods/pmask.md for formulas, published values and results.
     """
 
+    scenarios = ("task",)
+
     transient: ClassVar[tuple[str, ...]] = ("embeddings",)
     keeps: ClassVar = {"packed_masks": "masks", "embeddings": "masks"}
 

@@ -75,6 +75,8 @@ class PNN(Method):
     See docs/methods/pnn.md for formulas, published values and results.
     """
 
+    scenarios = ("task",)
+
     step_forms = "many"
     exchanges = False
 

@@ -16,7 +16,8 @@ from hatrack.tasks.task import Task
 class Random(Method):
     """Guesses a class with the frequency it had in the task's training data; nothing is trained.
 
-    The lower reference for the measures of forgetting.
+    With one head of all classes it guesses one of the tasks so far, then a class of it. It is the lower
+    reference for the measures of forgetting.
 
     Args:
         net: the network; the method trains it in place.
@@ -42,9 +43,11 @@ class Random(Method):
         """Make a row for every task of the network; before a task is learned, all its classes are equally likely."""
         if len(self.frequency) == len(self.net.classes):
             return
-        table = torch.zeros(len(self.net.classes), max(self.net.classes), device=self.net.example.device)
+        widest = sum(self.net.classes) if self.net.incremental else max(self.net.classes)
+        table = torch.zeros(len(self.net.classes), widest, device=self.net.example.device)
         for task, classes in enumerate(self.net.classes):
-            table[task, :classes] = 1 / classes
+            first = sum(self.net.classes[:task]) if self.net.incremental else 0
+            table[task, first : first + classes] = 1 / classes
         table[: len(self.frequency), : self.frequency.shape[1]] = self.frequency
         self.frequency = table
 
@@ -57,6 +60,9 @@ class Random(Method):
         if isinstance(task, Tensor):
             return by_task([self(x, k) for k in range(len(self.frequency))], task)
         classes = max(self.net.classes) if self.net.shared else self.net.classes[task]
+        frequency = self.frequency[task]
+        if self.net.incremental:  # a task at random, then a class with its frequency in the task
+            classes, frequency = sum(self.net.classes[: task + 1]), self.frequency[: task + 1].mean(0)
         source = generator(self.net.seed, "guess", task)
-        guess = torch.multinomial(self.frequency[task].cpu(), len(x), replacement=True, generator=source)
+        guess = torch.multinomial(frequency.cpu(), len(x), replacement=True, generator=source)
         return F.one_hot(guess, classes).to(device=x.device, dtype=x.dtype)

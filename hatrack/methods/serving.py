@@ -5,9 +5,10 @@ tensors of the task are written into a copy of the network, once.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
+import torch
 from torch import Tensor, nn
 
 from hatrack.networks.network import Network
@@ -52,6 +53,8 @@ class ServedNetwork(ServedTask):
         for name, tensor in exchanged.items():
             tensors[name].copy_(tensor.detach())
         self.trunk, self.head = own.trunk, own.heads[0 if net.shared else task]
+        if net.incremental:
+            self.head = joined(list(own.heads)[: task + 1])
         self.units = None if units is None else units.on_copy(self.trunk)
         self.register_buffer("gates", None if gates is None else gates.detach().clone())
         self.eval()
@@ -67,6 +70,17 @@ class ServedNetwork(ServedTask):
         """Return the logits of the task for images as the network sees them."""
         features = self.trunk(x) if self.units is None or self.gates is None else self.units.run(x, self.gates)
         return self.head(features)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def joined(heads: Sequence[nn.Module]) -> nn.Linear:
+    """Return one linear layer with the rows of several."""
+    weights, biases = (list[Tensor](head.get_parameter(name) for head in heads) for name in ("weight", "bias"))
+    inputs, outputs = weights[0].shape[1], sum(map(len, weights))
+    joint = nn.Linear(inputs, outputs, device="meta").to_empty(device=weights[0].device).to(weights[0])  # draws no numbers
+    joint.weight.copy_(torch.cat(weights))
+    joint.bias.copy_(torch.cat(biases))
+    return joint.requires_grad_(False)
 
 
 class ServedMethod(ServedTask):

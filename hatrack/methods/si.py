@@ -14,7 +14,7 @@ from torch import Tensor
 from hatrack.methods.divergence import spring
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
-from hatrack.methods.parts.vectors import add_to_grads, grads, values
+from hatrack.methods.parts.vectors import add_to_grads, extended, grads, values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.regime import Regime
@@ -62,6 +62,15 @@ class SI(Method):
         self.register_buffer("path", torch.zeros_like(now))
         for name in ("gradient", "before"):
             self.register_buffer(name, torch.zeros_like(now), persistent=False)
+
+    def grow(self) -> None:
+        """Add places for the new rows of a head that grows."""
+        now = values(self.net.shared_parameters())
+        self.importance = extended(self.importance, torch.zeros_like(now))
+        self.anchor = extended(self.anchor, now)
+        self.path = extended(self.path, torch.zeros_like(now))
+        self.gradient = extended(self.gradient, torch.zeros_like(now))
+        self.before = extended(self.before, torch.zeros_like(now))
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         start = values(self.net.shared_parameters()).detach()

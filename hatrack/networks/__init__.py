@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Init = Literal["default", "xavier"]  # see initial_weights.py
+Heads = Literal["multi", "shared", "class"]  # see network.py
 NETWORKS: "Registry[Callable[..., nn.Module]]" = Registry("network", {
     "mlp": Entry(
         "hatrack.networks.mlp:mlp",

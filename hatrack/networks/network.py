@@ -1,14 +1,18 @@
-"""A network for a sequence of tasks: any trunk (images to a feature vector) and a head per task, or one head for all."""
+"""A network for a sequence of tasks: any trunk (images to a feature vector) and a head per task, or one head for all.
+
+A head of all classes (heads="class") grows by the classes of every task: its rows for the classes of task k are `heads[k]`,
+so that their initial weights depend on the seed and the number of the task only, and files hold them like heads of tasks.
+"""
 
 import copy
 import operator
 from collections.abc import Sequence
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from hatrack.networks import Init
+from hatrack.networks import Heads, Init
 from hatrack.networks.arguments import cannot_run, check_arguments, check_classes
 from hatrack.networks.freezing import freeze_parts
 from hatrack.networks.heads import by_task
@@ -38,7 +42,8 @@ class Network(nn.Module):
         example: one or more images, on which the trunk is run once. Bytes (uint8) are brought to channels first and scaled
             to [0, 1]; others are taken as the trunk gets them.
         tasks: the tasks, in place of `classes` and `example`.
-        heads: "multi" gives every task a head of its own, "shared" one head to all of them.
+        heads: "multi" gives every task a head of its own, "shared" one head to all of them, with the same classes. "class"
+            is one head of the classes of all tasks, which are counted on from task to task: see `in_scenario`.
         init: the initial weights of the heads: PyTorch's ("default") or Xavier uniform with zero biases ("xavier").
         freeze: parts of the trunk that stay exactly as they are, pretrained layers for example: patterns of names such as
             "features.*", separated by commas.
@@ -47,6 +52,8 @@ class Network(nn.Module):
     Attributes:
         classes: the number of classes of every task.
         features: the width of the feature vector.
+        shared: whether all tasks share one head with the same classes.
+        incremental: whether there is one head of the classes of all tasks.
 
     Example:
         >>> trunk = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 50), torch.nn.ReLU())
@@ -66,15 +73,15 @@ class Network(nn.Module):
         example: Any = None,
         *,
         tasks: Sequence[Task] | None = None,
-        heads: Literal["multi", "shared"] = "multi",
+        heads: Heads = "multi",
         init: Init = "default",
         freeze: str = "",
         seed: int = 0,
     ) -> None:
         super().__init__()
         check_arguments(trunk, freeze, seed, init)
-        if heads not in ("multi", "shared"):
-            raise ValueError(f"heads must be 'multi' or 'shared', not {heads!r}")
+        if heads not in get_args(Heads):
+            raise ValueError(f"heads must be 'multi', 'shared' or 'class', not {heads!r}")
         classes, example = classes_and_example(classes, example, tasks)
         if heads == "shared" and not classes:
             raise ValueError("heads='shared' needs the classes of the first task: the head that all share is made for them")
@@ -85,14 +92,15 @@ class Network(nn.Module):
                 )
             if value.layout != torch.strided:
                 raise ValueError(f"the trunk's {name!r} is sparse: only dense weights can be learned; .to_dense() makes one")
-        self.trunk, self.shared, self.init, self.seed = trunk, heads == "shared", init, seed
+        self.trunk, self.init, self.seed = trunk, init, seed
+        self.shared, self.incremental = heads == "shared", heads == "class"
         where = next((p.device for p in trunk.parameters()), example.device)
         self.register_buffer("example", example.to(where, copy=True), persistent=False)
         self.features = self._features()
         self.preprocessing = Preprocessing(tuple(self.example.shape[1:]), where, tokens=self.example.dtype == torch.int64)
         self.frozen = freeze_parts(trunk, freeze)
         self.classes: list[int] = []
-        self.heads = nn.ModuleList()  # of nn.Linear: one per task, or a single one
+        self.heads = nn.ModuleList()  # of nn.Linear: one per task, or a single one; of "class", the rows of each task
         for count in classes:
             self.add_task(count)
 
@@ -138,7 +146,7 @@ class Network(nn.Module):
         few = ", ".join(map(str, counts[:LISTED])) + (", ..." if len(counts) > LISTED else "")
         tasks = f"{len(counts)} {'task' if len(counts) == 1 else 'tasks'}" + (f": {few} classes" if counts else "")
         parts = [type(self.trunk).__name__, f"{rounded(parameters)} parameters", shape_text(self.example.shape[1:]), tasks]
-        parts += ["heads='shared'"] if self.shared else []
+        parts += [f"heads={self.kind!r}"] if self.kind != "multi" else []
         parts += [f"init={self.init!r}"] if self.init != "default" else []
         parts += [f"seed={self.seed}"] if self.seed else []
         stopped = sum(p.numel() for p in self.trunk.parameters() if not p.requires_grad)
@@ -158,6 +166,16 @@ class Network(nn.Module):
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise ValueError(f"the trunk must turn a batch of images into (batch, features), not {got}")
         return out.shape[1]
+
+    @property
+    def kind(self) -> Heads:
+        """The argument `heads` with which the network was built."""
+        return "shared" if self.shared else "class" if self.incremental else "multi"
+
+    @property
+    def needs_no_task(self) -> bool:
+        """Whether logits can be computed without knowing the task: all tasks have one head."""
+        return self.shared or self.incremental
 
     def train(self, mode: bool = True) -> Self:
         """Set training or evaluation mode; frozen parts stay in evaluation mode."""
@@ -208,6 +226,12 @@ class Network(nn.Module):
         room = max(self.classes) if self.shared else self.classes[task.index]
         if task.classes > room:
             raise ValueError(f"task {task.name!r} has {task.classes} classes, but its head has {room} outputs")
+        first = sum(self.classes[: task.index]) if self.incremental else 0
+        if task.first != first:
+            raise ValueError(
+                f"the labels of task {task.name!r} count from {task.first}, but in a network with heads={self.kind!r} they "
+                f"count from {first}: in_scenario(tasks, {'class' if self.incremental else 'task'!r}) makes such tasks"
+            )
         if task.shape != tuple(self.example.shape[1:]):
             raise ValueError(
                 f"task {task.name!r} has images of shape {task.shape}, but the example was {tuple(self.example.shape[1:])}"
@@ -258,15 +282,20 @@ class Network(nn.Module):
             initialise(head, self.init)
         return head.to(self.example.device)
 
-    def shared_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that all tasks train: the trunk's, and a shared head's. The head of a single task gets no
-        gradient from the others, so that no method has to protect it."""
-        heads = self.heads.parameters() if self.shared else ()
+    def shared_parameters(self, last: int | None = None) -> list[nn.Parameter]:
+        """Return the parameters that all tasks train: the trunk's, then those of the one head that all tasks have. The head
+        of a single task gets no gradient from the others, so that no method has to protect it.
+
+        Args:
+            last: with one head of all classes, the task up to whose classes its rows are returned; None: all rows.
+        """
+        rows = list(self.heads)[: None if last is None or self.shared else last + 1]
+        heads = [p for head in rows for p in head.parameters()] if self.needs_no_task else []
         return [p for p in (*self.trunk.parameters(), *heads) if p.requires_grad]
 
     def reset_head(self, task: int) -> None:
         """Give a task's own head the weights that it had before any training."""
-        if not self.shared:
+        if not self.needs_no_task:
             self.heads[task].load_state_dict(self.new_head(task).state_dict())
 
     def head(self, features: Tensor, task: TaskId) -> Tensor:
@@ -274,6 +303,8 @@ class Network(nn.Module):
 
         If `task` has a number per example, logits are as wide as those of the widest task; the places that a task does not
         own hold the lowest finite number, never minus infinity.
+
+        With heads="class" they are the logits of all classes up to those of the task; for a tensor, of all classes.
         """
         if isinstance(task, int):
             self.check_task_id(task)
@@ -282,6 +313,9 @@ class Network(nn.Module):
             features = features.to(kind)
         if self.shared:
             return self.heads[0](features)  # type: ignore[no-any-return]
+        if self.incremental:
+            rows = list(self.heads)[: task + 1 if isinstance(task, int) else None]
+            return torch.cat([head(features) for head in rows], 1)
         if isinstance(task, int):
             return self.heads[task](features)  # type: ignore[no-any-return]
         return by_task([head(features) for head in self.heads], task)

@@ -77,6 +77,6 @@ def quick_run(run: Run) -> Run:
         network_options={**SMALL[network], **dropouts},
         method_options=method,
         train_examples=EXAMPLES,
-        regime=replace(run.regime, epochs=1, batch=run.regime.batch if network == "mlp" else BATCH),
+        regime=replace(run.regime, epochs=1, steps=0, batch=run.regime.batch if network == "mlp" else BATCH),
         pretrain="mnist" if run.pretrain else "",
     )

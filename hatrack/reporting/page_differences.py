@@ -83,7 +83,12 @@ def _same(one: Record, two: Record) -> bool:
 
 
 def _at_chance(record: Record) -> bool:
-    guessing = sum(1 / max(1, task.classes) for task in record.tasks) / len(record.tasks)
+    classes = [task.classes for task in record.tasks]
+    guessing = (
+        1 / max(1, sum(classes))
+        if record.spec.scenario == "class"
+        else sum(1 / max(1, task.classes) for task in record.tasks) / len(record.tasks)
+    )
     return record.summary["learning"] <= CHANCE * guessing
 
 

@@ -26,6 +26,7 @@ class Task:
         train: the data to train on.
         valid: the data held out of the training set for validation; it may be empty.
         test: the data to test on.
+        first: the label of its first class; 0, unless labels are counted on from task to task: see `in_scenario`.
 
     Example:
         >>> task = hr.Task.from_arrays(0, "digits", x_train, y_train, x_test, y_test)
@@ -41,6 +42,7 @@ class Task:
     train: Split
     valid: Split
     test: Split
+    first: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():  # a saved method would hold a name that can't be read

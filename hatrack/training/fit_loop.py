@@ -68,7 +68,7 @@ class Optimizers:
 
 def max_steps(task: Task, regime: Regime) -> int:
     """Return how many steps a fit of a task has at most."""
-    return count_batches(len(task.train), regime.batch) * regime.epochs
+    return regime.steps or count_batches(len(task.train), regime.batch) * regime.epochs
 
 
 def room_for_losses(batches: int) -> int:
@@ -108,6 +108,7 @@ class FitLoop:
         steps: int | None = None,
         count_costs: bool = False,
     ) -> None:
+        regime = regime.in_epochs(count_batches(len(task.train), regime.batch))
         self.method, self.task, self.regime, self.seed = method, task, regime, seed
         self.weights = {name: p for name, p in method.named_parameters() if p.requires_grad and p not in plain}
         if not self.weights:
@@ -127,7 +128,7 @@ class FitLoop:
         self.step: Callable[[Tensor, Tensor], Tensor] = Recorded(self._fetch_and_step) if record else self._fetch_and_step
         self.validate = Evaluation(method, task.valid, wrap=Recorded if record else None, wait=wait_for_gpu)
         self.schedule = LRSchedule(regime)
-        self.count_costs, self.sizes = count_costs, Counter[int]()  # sizes: how many batches of an epoch have this size
+        self.count_costs = count_costs
         self.flops: dict[int, int | None] = {}  # the operations of a step, by the size of its batch
         self.result = FitResult(task.index, engine="compiled" if compiled else "recorded" if record else "eager")
         self.result.steps, self.result.examples, self.result.flops = 0, 0, 0 if count_costs else None
@@ -198,9 +199,11 @@ class FitLoop:
             reset_peak(self.device)
         with seeded(self.seed, "dropout", epoch), self.method.while_fitting():
             order = torch.randperm(len(self.task.train), generator=generator(self.seed, "batches", epoch)).to(self.device)
+            order = order[: self._count_examples(epoch)]
             if self.prefetcher.split.crops is not None:
-                self.prefetcher.split.crops.copy_(draw_crops(len(order), generator(self.seed, "crops", epoch)))
+                self.prefetcher.split.crops.copy_(draw_crops(len(self.task.train), generator(self.seed, "crops", epoch)))
             numbers = torch.arange(count_batches(len(order), self.regime.batch), device=self.device)
+            self.batches.fill_(len(numbers))
             if self.resumed:
                 set_random_state(self.resumed, self.device)
             for done, (number, index) in enumerate(zip(numbers, self.prefetcher(order), strict=True)):
@@ -215,7 +218,7 @@ class FitLoop:
         wait_for_gpu()
         losses = self._read_losses()
         self._note_peak()
-        self.step_index, self.resumed, self.sizes = 0, {}, Counter(sizes)
+        self.step_index, self.resumed = 0, {}
         return math.fsum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
 
     def _counted_step(self, index: Tensor, number: Tensor) -> None:
@@ -245,11 +248,21 @@ class FitLoop:
     def _add_up_costs(self) -> None:
         """Update the numbers of steps, examples and operations. They follow from the number of epochs, so that a fit which
         was killed and continued has the same."""
-        result, epochs = self.result, len(self.result.epochs)
-        result.steps, result.examples = epochs * self.sizes.total(), epochs * len(self.task.train)
-        counts = [(number, self.flops.get(size)) for size, number in self.sizes.items()]
-        known = [epochs * number * count for number, count in counts if count is not None]
-        result.flops = sum(known) if len(known) == len(counts) else None
+        epochs = Counter(self._count_examples(epoch) for epoch in range(len(self.result.epochs)))
+        sizes = Counter[int]()
+        for examples, number in epochs.items():
+            for batch in split_batches(torch.arange(examples), self.regime.batch):
+                sizes[len(batch)] += number
+        self.result.steps, self.result.examples = sizes.total(), sum(size * number for size, number in sizes.items())
+        known = [number * count for size, number in sizes.items() if (count := self.flops.get(size)) is not None]
+        self.result.flops = sum(known) if len(known) == len(sizes) else None
+
+    def _count_examples(self, epoch: int) -> int:
+        """Return how many examples an epoch has: all, or in the last epoch those of the steps that are left."""
+        examples, batch = len(self.task.train), self.regime.batch
+        batches = count_batches(examples, batch)
+        left = self.regime.steps - epoch * batches
+        return left * batch if self.regime.steps and left < batches else examples
 
     def _read_losses(self) -> list[float]:
         """The losses of this epoch's steps so far; an error if one is not finite."""

@@ -126,7 +126,7 @@ def _describe(method: Method) -> dict[str, Any]:
         "options": method.options,
         "classes": net.classes,
         "built": tasks,  # so many tasks were known when the method was built: it may depend on it
-        "heads": "shared" if net.shared else "multi",
+        "heads": net.kind,
         "init": net.init,
         "seed": net.seed,
         "frozen": net.frozen,

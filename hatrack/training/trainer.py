@@ -118,7 +118,7 @@ class Trainer:
         """
         method.net.check_task(task)
         task = to_device(task, method.net.example.device)
-        regime = replace(self.regime.at(task.index), **changes)
+        regime = self._regime(task, changes)
         if isinstance(task.train.task, int):  # not a union of several tasks
             method.net.set_preprocessing(task)
         carried = self.carried.setdefault(method, CarriedState())
@@ -137,6 +137,10 @@ class Trainer:
                 loop.optimizers.main.state[parameter] = {key: value.clone() for key, value in before.items()}
         self.fits.append(loop.result)
         return loop
+
+    def _regime(self, task: Task, changes: dict[str, Any]) -> Regime:
+        """Return the regime of a fit. A fit that a method wants to last so many epochs does not last `steps`."""
+        return replace(self.regime.at(task.index), **{**({"steps": 0} if "epochs" in changes else {}), **changes})
 
     def count_steps(self, method: type[Method], task: Task, regime: Regime, tasks: int = 1) -> int:
         """Return how many steps at most share one compilation with those of a fit.
@@ -180,7 +184,7 @@ class Trainer:
         self, method: Method, task: Task, plain: dict[nn.Parameter, float] | None, changes: dict[str, Any]
     ) -> FitResult:
         """Fit; if that diverges and the regime says so, start again with half the learning rate."""
-        regime = replace(self.regime.at(task.index), **changes)
+        regime = self._regime(task, changes)
         before = copy_trained(method)
         saved = self.checkpointer.next_fit() if self.checkpointer else None
         halved = int(saved[1]["fitted"]["halved"]) if saved else 0

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from hatrack import METHODS, Method, Network, Regime, Trainer
+from hatrack import METHODS, Method, Network, Regime, Trainer, in_scenario
 from hatrack.engine import compiled, decompositions
 from hatrack.engine.choice import can_compile
 from hatrack.engine.compiled import Compiled
@@ -31,12 +31,12 @@ def captured_only(monkeypatch):
     monkeypatch.setattr(compiled, "_code_cache", {})
 
 
-def eager_and_compiled(name, *, epochs=2, tasks=2, **regime):
+def eager_and_compiled(name, *, epochs=2, tasks=2, heads="multi", **regime):
     """A method after some tasks, once by eager and once by compiled steps."""
     found = []
     for engine in ("eager", "compiled"):
-        placed = toy_tasks(tasks)
-        method = make(name, placed)
+        placed = in_scenario(toy_tasks(tasks), "class" if heads == "class" else "task")
+        method = make(name, placed, heads=heads)
         learn(method, placed, Trainer(Regime(**{"epochs": epochs, "batch": 16, "lr": 0.1, **regime}), engine=engine))
         found.append(method)
     return found
@@ -51,6 +51,11 @@ def assert_close(one, two, tolerance=1e-5):
 def test_all_operations_of_a_step_are_captured(name, captured_only):
     """With dropout on: the same random numbers are drawn."""
     assert_close(*eager_and_compiled(name))
+
+
+@pytest.mark.parametrize("name", quick_and_slow([name for name in METHODS if "class" in METHODS.about(name).scenarios]))
+def test_with_one_head_of_all_classes(name, captured_only):
+    assert_close(*eager_and_compiled(name, tasks=3, heads="class", steps=8, schedule="constant"))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -67,7 +67,7 @@ def test_what_a_helper_compiles_is_the_step_of_the_run(name, captured_only):
 @pytest.mark.parametrize(
     ("regime", "options"),
     [({"optimizer": "adam"}, {}), ({"batch": 1699}, {}), ({"batch": 5000}, {}), ({"clip": 0.0, "epochs": 3}, {}),
-     ({"batch": 1}, {}), ({}, {"heads": "shared"}), ({"task_batch_decay": 0.5}, {})],
+     ({"batch": 1}, {}), ({}, {"heads": "shared"}), ({"steps": 3}, {}), ({"task_batch_decay": 0.5}, {})],
 )  # fmt: skip
 def test_with_other_settings(regime, options, captured_only):
     """Batches of every size: one example left over, more than there are, so many that the buffer of losses is larger."""

@@ -213,7 +213,7 @@ def test_a_trunk_of_the_wrong_shape(trunk, got):
 
 
 def test_wrong_words():
-    with pytest.raises(ValueError, match="heads must be 'multi' or 'shared', not 'many'"):
+    with pytest.raises(ValueError, match="heads must be 'multi', 'shared' or 'class', not 'many'"):
         small(heads="many")
     with pytest.raises(ValueError, match="init must be 'default' or 'xavier', not 'kaiming'"):
         small(init="kaiming")

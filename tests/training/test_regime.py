@@ -10,6 +10,7 @@ from torch import nn
 
 from hatrack import HAT, Batch, Diverged, Method, Network, Regime, Split, Task, Trainer
 from hatrack.regime import LRSchedule
+from tests.helpers.learning import make
 from tests.helpers.toys import toy_tasks
 
 
@@ -524,3 +525,55 @@ def test_a_kept_state_of_another_optimizer_is_not_used():
     method.learn(tasks[0], fit)
     fit(method, tasks[1], optimizer="adam")
     assert "exp_avg" in fit.carried[method].optimizer["net.heads.1.weight"]
+
+
+# Steps in place of epochs
+
+
+@pytest.mark.parametrize(
+    ("steps", "sizes"), [(1, [16]), (3, [16, 16, 16]), (4, [16, 16, 16, 16]), (7, [16, 16, 16] * 2 + [16])]
+)
+def test_a_fit_has_so_many_steps(steps, sizes):
+    seen = []
+
+    class Witness(Method):
+        def loss(self, batch):
+            seen.append((len(batch.y), batch.step.item(), batch.steps.item()))
+            return super().loss(batch)
+
+    tasks = toy_tasks(1)  # 48 training images, three batches of 16
+    method = Witness(make("sgd", tasks).net)
+    result = method.learn(tasks[0], Trainer(Regime(steps=steps, batch=16, schedule="constant")))
+    assert [size for size, *_ in seen] == sizes
+    assert result.epochs == math.ceil(steps / 3)
+    last = seen[-1]
+    assert last[1] == last[2] - 1, "an epoch that is cut ends with its last batch"
+
+
+def test_whole_epochs_of_steps_are_epochs():
+    tasks = toy_tasks(1)
+    states = []
+    for regime in (Regime(epochs=3, batch=16), Regime(steps=9, batch=16)):
+        method = make("sgd", tasks)
+        method.learn(tasks[0], Trainer(regime))
+        states.append(method.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(states[0].values(), states[1].values(), strict=True))
+
+
+def test_steps_are_for_fits_that_ask_for_no_epochs():
+    tasks = toy_tasks(1)
+
+    class Twice(Method):
+        def learn_task(self, task, fit):
+            fit(self, task)
+            fit(self, task, epochs=2)
+
+    fit = Trainer(Regime(steps=5, batch=16, schedule="constant"))
+    Twice(make("sgd", tasks).net).learn(tasks[0], fit)
+    assert [len(result.epochs) for result in fit.fits] == [2, 2]
+
+
+def test_epochs_do_nothing_beside_steps():
+    with pytest.raises(ValueError, match="--epochs does nothing with --steps 5"):
+        Regime(steps=5, epochs=3).check_effect(["epochs"], "sgd", {})
+    Regime(steps=5).check_effect(["steps"], "sgd", {})

@@ -6,6 +6,7 @@ example of a batch is written to some row. Those that are not kept are written t
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -61,11 +62,12 @@ class Memory(nn.Module, ABC):
             new: which examples are new (batch,); those come first, and the others are not kept.
         """
 
-    def grow(self, classes: Sequence[int]) -> None:
+    def grow(self, classes: Sequence[int], *, counted_on: bool = False) -> None:
         """Add rows for new tasks, in a memory that reserves rows for each class. Not to be called in a step.
 
         Args:
             classes: the number of classes of every task.
+            counted_on: whether the labels of a task begin after those of the tasks before it, or at 0.
         """
 
     def _extend(self, rows: int) -> None:
@@ -154,7 +156,7 @@ class Reservoir(Memory):
 class Ring(Memory):
     """A ring buffer for every class of every task, which contains its last `per_class` examples."""
 
-    first: Tensor  # (tasks,): the number of a task's class 0 among the classes of all tasks
+    first: Tensor  # (tasks,): the number of a task's label 0 among the classes of all tasks; 0 if labels are counted on
     written: Tensor  # (classes of all tasks,): how many examples were written so far
 
     def __init__(self, per_class: int, example: Tensor, **columns: Sequence[int]) -> None:
@@ -163,9 +165,9 @@ class Ring(Memory):
         self.register_buffer("first", torch.zeros_like(self.y[:0]))
         self.register_buffer("written", torch.zeros_like(self.y[:0]))
 
-    def grow(self, classes: Sequence[int]) -> None:
+    def grow(self, classes: Sequence[int], *, counted_on: bool = False) -> None:
         for count in classes[len(self.first) :]:
-            self.first = torch.cat([self.first, self.first.new_full((1,), len(self.written))])
+            self.first = torch.cat([self.first, self.first.new_full((1,), 0 if counted_on else len(self.written))])
             self.written = torch.cat([self.written, self.written.new_zeros(count)])
             self._extend(count * self.per_class)
 
@@ -184,8 +186,15 @@ def uniform(count: int, device: torch.device) -> Tensor:
 
 
 def head_sizes(net: Network) -> list[int]:
-    """Return the number of classes that the head of each task has."""
+    """Return how many logits an example of each task has when the task is learned."""
+    if net.incremental:
+        return list(accumulate(net.classes))
     return net.classes[:1] * len(net.classes) if net.shared else net.classes
+
+
+def grow_with(memory: Memory, net: Network) -> None:
+    """Add rows to a memory for the new tasks of a network."""
+    memory.grow(net.classes if net.incremental else head_sizes(net), counted_on=net.incremental)
 
 
 def unused_heads(net: Network, tasks: Collection[int]) -> list[nn.Parameter]:
@@ -195,4 +204,6 @@ def unused_heads(net: Network, tasks: Collection[int]) -> list[nn.Parameter]:
     they must have no gradient at all.
     """
     heads = [] if net.shared else [head for k, head in enumerate(net.heads) if k not in tasks]
+    if net.incremental:  # the rows of earlier classes are used all the same
+        heads = list(net.heads)[max(tasks, default=-1) + 1 :]
     return [parameter for head in heads for parameter in head.parameters()]

@@ -16,6 +16,14 @@ def grads(parameters: Sequence[nn.Parameter], out: Tensor | None = None) -> Tens
     return values([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters], out)
 
 
+def extended(vector: Tensor, now: Tensor) -> Tensor:
+    """Return a vector of weights as long as `now`, with the last values of `now` in the new places.
+
+    A head that grows has its new rows at the end of `Network.shared_parameters`.
+    """
+    return vector if len(vector) == len(now) else torch.cat([vector, now.detach()[len(vector) :].to(vector)])
+
+
 def pieces(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Split a vector into views with the shapes of the tensors in `like`: the inverse of `values`."""
     cuts = torch.split(vector, [p.numel() for p in like]) if like else ()
