@@ -16,12 +16,12 @@ from hatrack.files.atomic import read_bytes, write
 from hatrack.text import SCARCE, is_held
 
 SCHEMA = 1
-ADDED = ("pretraining", "valid_accuracy", "valid_loss")  # fields that a file has only if they are not empty
+ADDED = ("pretraining", "valid_accuracy", "valid_loss", "tuned")  # fields that a file has only if they are not empty
 
 
 @dataclass(repr=False)
 class Record:
-    """The results of a run. Everything but `seconds` and `versions` follows from `spec`.
+    """The results of a run. Everything but `seconds`, `versions` and `tuned` follows from `spec`.
 
     Entry [t][i] of a matrix is the value on task i after learning task t, both counted from 0. A value that is not a
     finite number is None.
@@ -45,6 +45,7 @@ class Record:
         valid_accuracy: the matrix of accuracies on the validation data of the tasks learned so far; None for later tasks and
             for tasks without such data. It is empty in records of older versions.
         valid_loss: the matrix of losses on the same data.
+        tuned: how options of the run were chosen, by `hatrack tune`: protocol, trials and more; empty if they were not.
 
     Example:
         >>> import hatrack as hr
@@ -74,6 +75,7 @@ class Record:
     pretraining: Pretraining | None = None
     valid_accuracy: list[list[float | None]] = field(default_factory=list)
     valid_loss: list[list[float | None]] = field(default_factory=list)
+    tuned: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         spec, accuracy = self.spec, metrics.average_accuracy(self.accuracy)

@@ -27,6 +27,7 @@ class Spec:
         watch_tasks: whether the accuracy on every task was measured after each epoch.
         pretrain: the data set on which the trunk was trained before the sequence; "" means none.
         pretrain_epochs: how many epochs of it at most; 0 means as many as the regime has.
+        first_tasks: how many tasks of the benchmark, from its first, were learned; 0 means all.
         data_digest: the hash of the data, for tasks from a user's own files.
         written: the table as it stands in the file, with keys that this version does not know.
     """
@@ -46,6 +47,7 @@ class Spec:
     watch_tasks: bool = False
     pretrain: str = ""
     pretrain_epochs: int = 0
+    first_tasks: int = 0
     data_digest: str | None = None
     written: Mapping[str, Any] = field(repr=False)
 

@@ -35,6 +35,7 @@ class Run:
         watch_tasks: measure the accuracy on the test data of every task after each epoch; the curves of the record hold it.
         pretrain: a data set of the catalog on which the trunk is trained before the sequence; "" for none.
         pretrain_epochs: the epochs of this training; 0 for those of the regime.
+        first_tasks: learn only the first so many tasks of the benchmark; 0 for all of them.
         regime: how every task is trained.
         benchmark_options: options of the benchmark, by name.
         network_options: options of the network, by name.
@@ -58,6 +59,7 @@ class Run:
     watch_tasks: Annotated[bool, Option("measure the test accuracy of every task after each epoch", added=True)] = False
     pretrain: Annotated[str, Option("a data set on which the trunk is trained before the sequence", added=True)] = ""
     pretrain_epochs: Annotated[int, Option("epochs of the pretraining; 0: the regime's", low=0, added=True)] = 0
+    first_tasks: Annotated[int, Option("only the first N tasks of the benchmark; 0: all", low=0, added=True)] = 0
     regime: Regime = field(default_factory=Regime)
     benchmark_options: Mapping[str, Any] = field(default_factory=dict)
     network_options: Mapping[str, Any] = field(default_factory=dict)

@@ -16,12 +16,14 @@ from rich.text import Text
 from hatrack.experiments import metrics
 from hatrack.experiments.record import Record, clean
 from hatrack.experiments.record_parts import Spec
+from hatrack.experiments.tuning_protocols import PROTOCOLS, Protocol
 from hatrack.methods import METHODS
 from hatrack.options import parameters
 from hatrack.reporting.measures import MEASURES, MISSING, MeanStd, format_number, format_std, mean_std, spreadsheet_text
 from hatrack.reporting.references import REFERENCES, counted_accuracy, counted_summary, reference_accuracy, reference_records
 from hatrack.text import printable
 
+TOO_KIND = "tuned on the whole stream"
 TASK_COUNT = "number of tasks"
 VARIABLE = (
     "seed",
@@ -30,7 +32,15 @@ VARIABLE = (
     "method_digest",
     "watch_tasks",
 )  # the keys of a spec in which the records of a setting may differ
-MAY_DIFFER = ("name", "spec", "seconds", "versions", "valid_accuracy", "valid_loss")  # between two records of one run
+MAY_DIFFER = (
+    "name",
+    "spec",
+    "seconds",
+    "versions",
+    "valid_accuracy",
+    "valid_loss",
+    "tuned",
+)  # between two records of one run
 
 
 @dataclass(frozen=True)
@@ -64,8 +74,8 @@ class Setting:
 
     @property
     def spec(self) -> Spec:
-        """The spec of the first record; the others differ from it only in method, method options and seed."""
-        return self.records[0].spec
+        """The spec of the first record; the others differ from it in method, method options, seed and what was tuned."""
+        return self.records[0].spec.replace(regime=self.common["regime"])
 
     @property
     def seeds(self) -> list[int]:
@@ -97,17 +107,41 @@ def option_text(value: object) -> str:
 
 
 def label(record: Record) -> str:
-    """Return the method and those of its options that differ from their defaults: hat (c=1.5)."""
+    """Return the method and those of its options that differ from their defaults: hat (c=1.5).
+
+    A record whose options were chosen in a way that is too kind says so: hat (c=1.5, tuned on the whole stream).
+    """
     changed = [f"{name}={text}" for name, text in changed_options(record).items()]
+    changed += [TOO_KIND] if too_kind(record) else []
     return printable(record.spec.method) + (f" ({printable(', '.join(changed))})" if changed else "")
 
 
+def too_kind(record: Record) -> bool:
+    """Return whether the options of a record were chosen by a protocol that has a caution."""
+    return bool(PROTOCOLS.get(record.tuned.get("protocol", ""), Protocol("")).caution)
+
+
+def tuning_cautions(setting: Setting) -> list[str]:
+    """Return a sentence for every method of a setting whose options were chosen in a way that is too kind."""
+    kind = {name: records[0].tuned["protocol"] for name, records in setting.methods.items() if too_kind(records[0])}
+    return [f"{name}: {PROTOCOLS[protocol].caution}." for name, protocol in kind.items()]
+
+
 def changed_options(record: Record) -> dict[str, str]:
-    """Return the options of a record's method that differ from their defaults, as texts."""
+    """Return the options of a record's method that differ from their defaults, and those of its regime that were tuned."""
     method, options = record.spec.method, record.spec.method_options
     known = parameters(METHODS[method]) if options and method in METHODS else {}  # imports the method, and torch with it
     defaults = {name: clean(parameter.default) for name, parameter in known.items()}
-    return {k: option_text(v) for k, v in sorted(options.items()) if k not in defaults or v != defaults[k]}
+    own = {k: option_text(v) for k, v in sorted(options.items()) if k not in defaults or v != defaults[k]}
+    return own | {k: option_text(record.spec.regime[k]) for k in _untuned(record) if k in record.spec.regime}
+
+
+def _untuned(record: Record) -> dict[str, Any]:
+    """Return the values that tuned options of the regime would have had otherwise.
+
+    A tuned learning rate counts as an option of the method, so that the run can be compared with others of the regime.
+    """
+    return dict(zip(record.tuned.get("regime", []), record.tuned.get("regime_without", []), strict=False))
 
 
 def settings(records: Iterable[Record]) -> list[Setting]:
@@ -133,7 +167,7 @@ def settings(records: Iterable[Record]) -> list[Setting]:
 
 def _common(record: Record) -> dict[str, Any]:
     fixed = {key: value for key, value in record.spec.written.items() if key not in VARIABLE}
-    return {**fixed, TASK_COUNT: len(record.tasks)}
+    return {**fixed, "regime": {**fixed["regime"], **_untuned(record)}, TASK_COUNT: len(record.tasks)}
 
 
 def _titles(common: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -256,6 +290,8 @@ def terminal(setting: Setting) -> Table:
     for measure in shown:
         table.add_column(measure.short, justify="right", no_wrap=True)
     rows = ranking(setting)
+    if notes := tuning_cautions(setting):
+        table.caption, table.caption_justify = Text(f"caution: {' '.join(notes)}"), "left"
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         cells = [(m, row.measures[m.key]) for m in shown]
         texts = [
