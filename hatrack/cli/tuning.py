@@ -155,8 +155,8 @@ def search_one(search: Search, out: Path, trials: int, **how: Any) -> Tuned | No
         def tell(trial: Finished, best: Finished) -> None:
             display.show(min(trial.number, trials - 1), 1.0, "")
             options = ", ".join(f"{name}={option_text(value)}" for name, value in trial.options.items())
-            ended = "" if trial.state == "complete" else f" ({trial.state})"
-            line = f"{search.method}, trial {trial.number + 1} of {trials}: {options}: {trial.value:.2%}{ended}"
+            value = {"complete": "", "pruned": "ended by the pruner at "}.get(trial.state, f"{trial.state}, ")
+            line = f"{search.method}, trial {trial.number + 1} of {trials}: {options}: {value}{trial.value:.2%}"
             say(f"{line}; best so far {best.value:.2%} (trial {best.number + 1})")
 
         try:

@@ -263,6 +263,24 @@ def test_kills_between_any_two_writes_change_nothing(place, late, tmp_path, monk
     assert len({path.read_bytes() for path in names}) == 1
 
 
+def test_a_trial_that_was_to_be_ended_is_ended_when_it_is_taken_up(tmp_path, monkeypatch):
+    """Killed between its report and the pruner: its run, which would go on with the next task, does not."""
+    after_two = iter([0.1, 0.2, 0.3, 0.4, 0.5, 0.29])
+    monkeypatch.setattr(tuning, "run", Stub(lambda spec: [[0.9] * 3, [next(after_two)] * 3, [0.05] * 3]))
+    report = Journal.report
+
+    def deadly(self, number, step, value):
+        report(self, number, step, value)
+        if (number, step) == (5, 2):
+            raise Killed
+
+    monkeypatch.setattr(Journal, "report", deadly)
+    with pytest.raises(Killed):
+        tune(search(pruner="median"), tmp_path, 6)
+    monkeypatch.setattr(tuning, "run", lambda *_, **__: pytest.fail("it was run"))
+    assert tune(search(pruner="median"), tmp_path, 6).trials[5]["state"] == "pruned"
+
+
 def test_a_search_killed_twice_within_runs_ends_with_the_same_trials(tmp_path, monkeypatch):
     """Real runs, killed in a step; the run that was interrupted goes on from its state."""
     one = search(given={**SMALL, "regime": {"epochs": 1, "batch": 200}})
@@ -302,18 +320,18 @@ def test_an_ended_trial_leaves_no_states(tmp_path, monkeypatch):
 
 
 def command(out, *more: str) -> list[str]:
-    words = ["tune", "smnist", "ewc", "--data", "sample", "--tasks", "5", "--widths", "12", "--epochs", "4", "--batch", "20"]
-    return [sys.executable, "-m", "hatrack", *words, "--device", "cpu", "--out", str(out), "--save-every", "0.005", *more]
+    words = ["tune", "smnist", "ewc", "--data", "sample", "--tasks", "5", "--widths", "12", "--epochs", "4", "--batch", "50"]
+    return [sys.executable, "-m", "hatrack", *words, "--device", "cpu", "--out", str(out), "--save-every", "0.001", *more]
 
 
-def start(out, *more: str) -> subprocess.Popen:
+def start(out, *more: str, stdout: int = subprocess.DEVNULL) -> subprocess.Popen:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command(out, *more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    return subprocess.Popen(command(out, *more), stdout=stdout, stderr=subprocess.STDOUT, text=True, env=env)
 
 
 @pytest.mark.slow
 def test_two_processes_share_one_search(tmp_path):
-    both = [start(tmp_path, "--trials", "10") for _ in range(2)]
+    both = [start(tmp_path, "--trials", "10", stdout=subprocess.PIPE) for _ in range(2)]
     said = [process.communicate(timeout=300)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     numbers = [sorted(map(int, re.findall(r"trial (\d+) of 10:", text))) for text in said]
@@ -326,10 +344,10 @@ def test_two_processes_share_one_search(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
 def test_a_process_that_is_killed_twice(kind, tmp_path):
-    whole = start(tmp_path / "whole", "--trials", "5")
+    whole = start(tmp_path / "whole", "--trials", "4")
     assert whole.wait(300) == 0
-    for trials in (1, 3):
-        process = start(tmp_path / "killed", "--trials", "5")
+    for trials in (1, 2):
+        process = start(tmp_path / "killed", "--trials", "4")
         until = time.monotonic() + 120
         records = tmp_path / "killed" / "smnist-ewc-first-tasks" / "records"
         while len(list(records.glob("*.json"))) < trials or not list(records.glob("*.part/fit-*")):
@@ -338,7 +356,7 @@ def test_a_process_that_is_killed_twice(kind, tmp_path):
         process.send_signal(kind)
         process.wait(60)
         assert process.returncode == (130 if kind == signal.SIGINT else -signal.SIGKILL)
-    assert start(tmp_path / "killed", "--trials", "5").wait(300) == 0
+    assert start(tmp_path / "killed", "--trials", "4").wait(300) == 0
     names = (tmp_path / folder / "smnist-ewc-first-tasks.json" for folder in ("whole", "killed"))
     assert len({path.read_bytes() for path in names}) == 1
 
