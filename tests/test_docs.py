@@ -35,6 +35,11 @@ def test_the_pages_of_results_are_what_the_records_say():
     assert check.returncode == 0, check.stderr
 
 
+def test_the_page_of_tuning_is_what_the_records_say():
+    check = subprocess.run([sys.executable, "-m", "dev.tuning", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert check.returncode == 0, check.stderr
+
+
 def test_the_tree_says_something_of_every_file():
     tree = re.search(r"```text\n(.*?)```", (ROOT / "docs" / "layout.md").read_text(), re.DOTALL)[1]
     files = [line.split(maxsplit=1) for line in tree.splitlines()]

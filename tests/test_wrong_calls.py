@@ -102,10 +102,11 @@ CALLS: dict[str, Call] = {
         "benchmark_options": (None, "x", 3, {"a": 1}, {1: 2}, []),
         "network_options": ({"widths": [5]}, {"widths": "x"}, None), "method_options": ({"c": 1}, None),
         "heads": ("x", None), "freeze": (None, 3), "train_examples": (-1, "x"), "pretrain": ("x", None, 3),
+        "first_tasks": (-1, "x", None, 1.5),
     }),
     "run": (run, {
         "spec": (None, "x", 3, {}), "out": (3, []), "device": ("x", None, 3, "meta", "mps", []), "engine": NOTHINGS,
-        "precision": NOTHINGS, "save_every": (None, "x", -1, NAN, [], True), "progress": ("x", 3),
+        "precision": NOTHINGS, "save_every": (None, "x", -1, NAN, [], True), "progress": ("x", 3), "after_task": ("x", 3),
     }),
     "learn": (lambda **wrong: make("sgd", TASKS).learn(**{"task": TASKS[0], "fit": hr.Trainer(), **wrong}), {
         "task": (None, "x", 0, TASKS), "fit": (None, "x", 3, hr.Regime()),

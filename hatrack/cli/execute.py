@@ -4,6 +4,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from hatrack.cli.errors import Interrupted
 from hatrack.cli.group import imported_when_called
+from hatrack.cli.take_tuned import NOTHING, take_tuned, write_notes
 from hatrack.cli.values import parse_seeds
 from hatrack.experiments import demo as demonstration
 from hatrack.experiments.costs import expected_cost
@@ -44,6 +46,7 @@ def run(
     out: Path,
     again: bool,
     with_references: bool,
+    tuned: Sequence[Path],
     dry_run: bool,
     **how: Any,
 ) -> None:
@@ -59,6 +62,7 @@ def run(
         out: the folder of the records.
         again: run even what has a record.
         with_references: run the references of the forgetting ratio and of single tasks as well.
+        tuned: outcomes of searches, from which methods take options that were not given.
         dry_run: run nothing, and print what would run and what it would cost.
         how: device, engine, precision, save_every, parallel.
     """
@@ -77,15 +81,24 @@ def run(
         raise ValueError(f"--heads multi does nothing with --scenario {scenario}, in which all tasks have one head")
     references = [name for name in REFERENCES if scenario in METHODS.about(name).scenarios]
     names += [name for name in references if with_references and name not in names]
-    runs = [
-        Run(benchmark, name, s, network=network, regime=regime, method_options=own.get(name, {}), **options)
-        for name in names
-        for s in wanted
-    ]
+    found = take_tuned(tuned, benchmark, own, given["regime"])
+    runs, notes = [], {}
+    for name in names:
+        taken = found.get(name, NOTHING)
+        mine = replace(regime, **taken.regime)
+        for s in wanted:
+            spec = Run(
+                benchmark, name, s, network=network, regime=mine,
+                method_options={**taken.method_options, **own.get(name, {})}, **options,
+            )  # fmt: skip
+            runs.append(spec)
+            notes[spec.name] = taken.note
+    for line in (line for taken in found.values() for line in taken.lines):
+        say(line)
     if dry_run:
         show_costs(runs, out, again)
     else:
-        carry_out(runs, out, again, **how)
+        carry_out(runs, out, again, notes=notes, **how)
 
 
 def own_options(names: Sequence[str], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -163,13 +176,24 @@ def demo(out: Path) -> None:
     say(f"The page to look at: {report(out)}")
 
 
-def carry_out(runs: Sequence[Run], out: Path, again: bool = False, *, device: str, **how: Any) -> None:
-    """Carry out runs, then print the table of their results."""
+def carry_out(
+    runs: Sequence[Run],
+    out: Path,
+    again: bool = False,
+    *,
+    device: str,
+    notes: Mapping[str, Mapping[str, Any]] | None = None,
+    **how: Any,
+) -> None:
+    """Carry out runs, then print the table of their results. `notes` tells of runs, by name, how they were tuned."""
     there = 0 if again else sum(folder_of(spec, out).done for spec in runs)
     try:
         records = run_all(runs, out, again=again, device=available(device), **how)
     except Stopped as error:
         raise Interrupted(str(error)) from error
+    finally:
+        write_notes(runs, out, notes or {})
+    records = [replace(record, tuned=dict((notes or {}).get(record.name) or record.tuned)) for record in records]
     for setting in settings(records):
         Console().print(terminal(setting))
     for record in records:

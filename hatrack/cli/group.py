@@ -24,6 +24,7 @@ COMMANDS: Registry[click.Command] = Registry("command", {
     ),
     "run": Entry("hatrack.cli.run:command", "Run a method on a benchmark and keep the record."),
     "sweep": Entry("hatrack.cli.sweep:command", "Run a method with every combination of several values of its options."),
+    "tune": Entry("hatrack.cli.tune:command", "Search for good options of a method by their accuracy on validation data."),
     "resume": Entry("hatrack.cli.resume:command", "Continue the runs in a folder that were stopped before their end."),
     "report": Entry("hatrack.cli.report:command", "Make a page, figures and a table of the records in a folder."),
     "table": Entry("hatrack.cli.table:command", "Print the ranking of records as a table for a paper."),

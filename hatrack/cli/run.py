@@ -115,7 +115,7 @@ class RunCommand(click.Command):
         if ctx.resilient_parsing:  # a completion, which must not wait for torch: the options of a method are unknown
             ctx.ignore_unknown_options = True
         else:
-            names = names_in(args)
+            names = self.names(args)
             ctx.meta[__name__] = sections_of(names, self.make_option)
         try:
             rest = super().parse_args(ctx, args)
@@ -127,6 +127,10 @@ class RunCommand(click.Command):
         if not ctx.resilient_parsing and len(names) < 2:
             raise ValueError(ORDER)  # a name after an option
         return rest
+
+    def names(self, args: Sequence[str]) -> dict[str, str]:
+        """Return the benchmark, methods and network whose options the command has."""
+        return names_in(args)
 
     def sections(self, ctx: click.Context) -> list[Section]:
         """Return the options by what they belong to."""
@@ -207,6 +211,13 @@ FIXED = [
         ["--with-references"], is_flag=True, help="run joint and random as well, for the forgetting ratio, and independent"
     ),
     click.Option(["--keep-model"], is_flag=True, help="save the model beside the record, as NAME.safetensors"),
+    click.Option(
+        ["--tuned"],
+        multiple=True,
+        type=FOLDER,
+        metavar="FILE.json",
+        help="take options from the outcome of hatrack tune; options given here win; once per method",
+    ),
     click.Option(["--dry-run"], is_flag=True, help="run nothing; list what would run and what it would cost"),
     FROM,
     *how_to_run(),

@@ -8,7 +8,7 @@ import click
 from hatrack.cli.group import imported_when_called
 from hatrack.cli.options import FOLDER, flag, how_to_run
 from hatrack.cli.run import NAMES, NETWORK, SEEDS, RunCommand
-from hatrack.cli.values import convert, show
+from hatrack.cli.values import convert_any, show
 from hatrack.options import Parameter
 
 TEXT = "Run a method with every combination of several values of its options, and draw how it responds."
@@ -26,7 +26,7 @@ def several(parameter: Parameter) -> click.Option:
     def read(_: Any, __: Any, given: str | None) -> tuple[Any, ...] | None:
         if given is None:
             return None
-        values = tuple(_value(parameter, text) for text in given.split(";" if lists else ","))
+        values = tuple(convert_any(parameter, text) for text in given.split(";" if lists else ","))
         if len(set(values)) < len(values):
             raise ValueError(f"{flag(parameter.name)} has a value twice: {given!r}")
         return values
@@ -37,14 +37,6 @@ def several(parameter: Parameter) -> click.Option:
         help=f"{parameter.option.help} [{default}]" if default else parameter.option.help,
         callback=read,
     )
-
-
-def _value(parameter: Parameter, text: str) -> Any:
-    if parameter.type is bool:
-        if text.lower() not in ("true", "false"):
-            raise ValueError(f"{flag(parameter.name)} must be true or false, not {text!r}")
-        return text.lower() == "true"
-    return convert(parameter, text)
 
 
 class SweepCommand(RunCommand):

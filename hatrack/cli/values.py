@@ -29,6 +29,15 @@ def convert(parameter: Parameter, text: Any) -> Any:
     return value
 
 
+def convert_any(parameter: Parameter, text: str) -> Any:
+    """Return the value that a text stands for, also for an option that is true or false and takes no text by itself."""
+    if parameter.type is bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"--{parameter.name.replace('_', '-')} must be true or false, not {text!r}")
+        return text.lower() == "true"
+    return convert(parameter, text)
+
+
 def show(value: Any) -> str:
     """Return a value as a user would write it."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -9,14 +9,15 @@ from hatrack.experiments.spec import Run
 from hatrack.options import expect
 
 
-def check_arguments(spec: Any, out: Any, device: Any, save_every: Any, progress: Any) -> None:
+def check_arguments(spec: Any, out: Any, device: Any, save_every: Any, progress: Any, after_task: Any) -> None:
     """Raise a ValueError for the first argument of `run` that is of a wrong kind."""
     expect("spec", spec, Run, "a Run, such as Run('smnist', 'hat')")
     expect("out", out, str | os.PathLike | None, "the path of a folder, or None")
     if isinstance(save_every, bool) or not isinstance(save_every, int | float) or not save_every >= 0:
         raise ValueError(f"save_every (--save-every) must be a number of minutes from 0, not {save_every!r}")
-    if progress is not None and not callable(progress):
-        raise ValueError(f"progress must be a callable or None, not {progress!r}")
+    for name, function in {"progress": progress, "after_task": after_task}.items():
+        if function is not None and not callable(function):
+            raise ValueError(f"{name} must be a callable or None, not {function!r}")
     check_device(device)
 
 

@@ -27,7 +27,10 @@ def build(spec: Run, device: torch.device | str = "cpu") -> tuple[list[Task], Me
 def build_tasks(spec: Run, device: torch.device | str) -> list[Task]:
     """Make the tasks of a run."""
     tasks = BENCHMARKS[spec.benchmark](spec.seed, **spec.benchmark_options)
-    return all_to_device(in_scenario(tasks, spec.scenario), device)
+    if spec.first_tasks > len(tasks):
+        raise ValueError(f"first_tasks (--first-tasks) must be at most {len(tasks)}, the tasks of {spec.benchmark}, "
+                         f"not {spec.first_tasks}")  # fmt: skip
+    return all_to_device(in_scenario(tasks[: spec.first_tasks or None], spec.scenario), device)
 
 
 def build_trunk(spec: Run, tasks: Sequence[Task]) -> nn.Module:

@@ -16,12 +16,12 @@ from hatrack.files.atomic import read_bytes, write
 from hatrack.text import SCARCE, is_held
 
 SCHEMA = 1
-ADDED = ("pretraining", "valid_accuracy", "valid_loss", "costs", "weights_used")  # in a file only if they are not empty
+ADDED = ("pretraining", "valid_accuracy", "valid_loss", "costs", "weights_used", "tuned")  # in a file if they are not empty
 
 
 @dataclass(repr=False)
 class Record:
-    """The results of a run. Everything but `seconds` and `versions` follows from `spec`.
+    """The results of a run. Everything but `seconds`, `versions` and `tuned` follows from `spec`.
 
     Entry [t][i] of a matrix is the value on task i after learning task t, both counted from 0. A value that is not a
     finite number is None.
@@ -48,6 +48,7 @@ class Record:
         costs: what the run used: bytes, steps, examples, operations, energy; None in records of older versions.
         weights_used: what each task uses of the weights at the end, as `hatrack.inspection.Capacity` has it; empty for a
             method without masks and in records of older versions.
+        tuned: how options of the run were chosen, by `hatrack tune`: protocol, trials and more; empty if they were not.
 
     Example:
         >>> import hatrack as hr
@@ -79,6 +80,7 @@ class Record:
     valid_loss: list[list[float | None]] = field(default_factory=list)
     costs: Costs | None = None
     weights_used: dict[str, Any] = field(default_factory=dict)
+    tuned: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         spec, accuracy = self.spec, metrics.average_accuracy(self.accuracy)

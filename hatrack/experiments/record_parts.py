@@ -31,6 +31,7 @@ class Spec:
         pretrain: the data set on which the trunk was trained before the sequence; "" means none.
         pretrain_epochs: how many epochs of it at most; 0 means as many as the regime has.
         scenario: "task", "domain" or "class".
+        first_tasks: how many tasks of the benchmark, from its first, were learned; 0 means all.
         data_digest: the hash of the data, for tasks from a user's own files.
         written: the table as it stands in the file, with keys that this version does not know.
     """
@@ -51,6 +52,7 @@ class Spec:
     pretrain: str = ""
     pretrain_epochs: int = 0
     scenario: str = "task"
+    first_tasks: int = 0
     data_digest: str | None = None
     written: Mapping[str, Any] = field(repr=False)
 

@@ -56,6 +56,7 @@ def check_fields(data: dict[str, Any]) -> None:
         "pretraining": PRETRAINING,
         "valid_accuracy": schema.matrix(SHARE, count),
         "valid_loss": schema.matrix(LOSS, count),
+        "tuned": OPTIONS,
         "costs": COSTS,
         "weights_used": schema.fields({
             "tasks": schema.items(schema.text, count),

@@ -81,7 +81,15 @@ def records(folder: Path | str) -> Records:
 def common_spec(record: Record) -> dict[str, Any]:
     """Return the keys of a spec that the records of a setting share, and the number of tasks."""
     fixed = {key: value for key, value in record.spec.written.items() if key not in VARIABLE}
-    return {**fixed, TASK_COUNT: len(record.tasks)}
+    return {**fixed, "regime": {**fixed["regime"], **untuned(record)}, TASK_COUNT: len(record.tasks)}
+
+
+def untuned(record: Record) -> dict[str, Any]:
+    """Return the values that tuned options of the regime would have had otherwise.
+
+    A tuned learning rate counts as an option of the method, so that the run can be compared with others of the regime.
+    """
+    return dict(zip(record.tuned.get("regime", []), record.tuned.get("regime_without", []), strict=False))
 
 
 def _place(record: Record) -> tuple[str, int]:

@@ -3,7 +3,7 @@
 import math
 import platform
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from hatrack.training.progress import Progress
 from hatrack.training.saving import save
 from hatrack.training.trainer import Trainer
 
+AfterTask = Callable[[list[list[float]]], None]
 UNKNOWN = Score(math.nan, math.nan)  # of a task that is not learned yet, or has no validation data
 
 
@@ -53,6 +54,7 @@ def run(
     save_every: float = 5.0,
     keep_model: bool = False,
     progress: Progress | None = None,
+    after_task: AfterTask | None = None,
 ) -> Record:
     """Carry out a run, or continue it where it was stopped.
 
@@ -67,6 +69,8 @@ def run(
         save_every: minutes between two saves of the state.
         keep_model: save the model beside the record, as NAME.safetensors, for `hatrack.load`.
         progress: called after every epoch, also of the pretraining, which has the task number -1.
+        after_task: called after every task with the accuracies on validation data, a row per task learned and a column per
+            task; what it raises ends the run.
 
     Returns:
         The record.
@@ -76,7 +80,7 @@ def run(
         >>> record = hr.run(spec, "runs")
         >>> record.summary["accuracy"]
     """
-    check_arguments(spec, out, device, save_every, progress)
+    check_arguments(spec, out, device, save_every, progress, after_task)
     choose_engine(engine, torch.device(device).type, 0)  # an error now if it can't be had
     check_precision(precision, torch.device(device))
     folder = None if out is None else folder_of(spec, Path(out), minutes=save_every)
@@ -114,7 +118,7 @@ def run(
             if first is not None:
                 pretrained = pretrained_trunk(spec, tasks, first, folder, device=device, engine=engine, progress=progress)
                 method = build_method(spec, tasks, pretrained.trunk, device)
-            record = _run(spec, tasks, method, trainer, began)
+            record = _run(spec, tasks, method, trainer, began, after_task)
             record.pretraining = pretrained.result if pretrained else None
         except Diverged as error:
             saved = folder and folder.path.exists() and folder.path
@@ -168,7 +172,9 @@ def stopped_runs(out: Path, own: Collection[str] = ()) -> tuple[list[Run], list[
     return found, others
 
 
-def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: float) -> Record:
+def _run(
+    spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: float, after_task: AfterTask | None
+) -> Record:
     rows: dict[str, list[Any]] = {name: [] for name in ("before", "tests", "trains", "valids", "seconds", "usage")}
     tests, trains = [task.test for task in tasks], [_some(task.train, spec.train_examples) for task in tasks]
     spent, start = 0.0, 0
@@ -198,6 +204,8 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
         rows["tests"].append([next(scores) for _ in tests])
         rows["trains"].append([next(scores) for _ in trains])
         rows["valids"].append([score if len(split) else UNKNOWN for score, split in zip(scores, valids, strict=True)])
+        if after_task:
+            after_task([[accuracy for _, accuracy in row] for row in _padded(rows["valids"], len(tasks))])
     record = Record(
         name=spec.name,
         spec=Spec.from_dict(spec.spec),
@@ -208,8 +216,8 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
         loss=[[loss for loss, _ in row] for row in rows["tests"]],
         train_loss=[[loss for loss, _ in row] for row in rows["trains"]],
         without_task_id=without_task_ids(method, tests, range(len(tasks)), wait=wait_for_gpu),
-        valid_accuracy=[[accuracy for _, accuracy in row] for row in _padded(rows["valids"])],
-        valid_loss=[[loss for loss, _ in row] for row in _padded(rows["valids"])],
+        valid_accuracy=[[accuracy for _, accuracy in row] for row in _padded(rows["valids"], len(tasks))],
+        valid_loss=[[loss for loss, _ in row] for row in _padded(rows["valids"], len(tasks))],
         curves=[_curve(result) for result in trainer.fits],
         usage=rows["usage"],
         weights_used=found.to_dict() if (found := capacity(method)).layers else {},
@@ -221,9 +229,9 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
     return Record.from_dict(record.to_dict())  # with None for numbers that are not finite, as a record that was loaded
 
 
-def _padded(rows: list[list[Score]]) -> list[list[Score]]:
-    """Return rows that are all as long as there are rows."""
-    return [row + [UNKNOWN] * (len(rows) - len(row)) for row in rows]
+def _padded(rows: list[list[Score]], count: int) -> list[list[Score]]:
+    """Return rows of `count` scores each."""
+    return [row + [UNKNOWN] * (count - len(row)) for row in rows]
 
 
 def _curve(result: FitResult) -> Curve:

@@ -37,6 +37,7 @@ class Run:
         pretrain: a data set of the catalog on which the trunk is trained before the sequence; "" for none.
         pretrain_epochs: the epochs of this training; 0 for those of the regime.
         scenario: what is known of the task at test, and what labels mean: "task", "domain" or "class", see `in_scenario`.
+        first_tasks: learn only the first so many tasks of the benchmark; 0 for all of them.
         regime: how every task is trained.
         benchmark_options: options of the benchmark, by name.
         network_options: options of the network, by name.
@@ -65,6 +66,7 @@ class Run:
         Option("at test the task is known; or unknown, with the same labels in all tasks (domain) or all different (class)",
                added=True),
     ] = "task"  # fmt: skip
+    first_tasks: Annotated[int, Option("only the first N tasks of the benchmark; 0: all", low=0, added=True)] = 0
     regime: Regime = field(default_factory=Regime)
     benchmark_options: Mapping[str, Any] = field(default_factory=dict)
     network_options: Mapping[str, Any] = field(default_factory=dict)

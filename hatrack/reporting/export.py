@@ -7,7 +7,7 @@ from typing import Literal
 
 from hatrack.experiments.statistics import leaders
 from hatrack.reporting.measures import MEASURES, MISSING, format_number, format_std, heading, spreadsheet_text
-from hatrack.reporting.tables import Setting, accuracies, changed_options, ranking
+from hatrack.reporting.tables import TOO_KIND, Setting, accuracies, changed_options, ranking, too_kind, tuning_cautions
 from hatrack.text import printable
 
 Format = Literal["latex", "markdown", "csv"]
@@ -46,7 +46,8 @@ def _cells(setting: Setting) -> tuple[list[str], list[list[str]], set[int]]:
     for row in rows:
         cells = [(m, row.measures[m.key]) for m in measures]
         texts = [f"{format_number(m, s.mean)} {format_std(m, s)}".strip() if s else MISSING for m, s in cells]
-        name = printable(setting.methods[row.label][0].spec.method)
+        record = setting.methods[row.label][0]
+        name = printable(record.spec.method) + (f" ({TOO_KIND})" if too_kind(record) else "")
         body.append([name, *(changed[row.label].get(o, "") for o in options), str(len(row.seeds)), *texts])
     several = len(accuracies(setting)) > 1
     return heads, body, {k for k, row in enumerate(rows) if several and best == [row.label]}
@@ -60,7 +61,8 @@ def _markdown(setting: Setting) -> str:
         shown = [f"**{text}**" if k in ahead and column == place else text for column, text in enumerate(row)]
         lines.append(_piped(shown))
     lines += [f"\n{printable(line)}." for line in setting.left_out]
-    return "\n".join([*lines, ""])
+    notes = [line for text in tuning_cautions(setting) for line in ("", f"Caution: {text}")]
+    return "\n".join([*lines, *notes, ""])
 
 
 def _piped(cells: Sequence[str]) -> str:
@@ -78,7 +80,9 @@ def _latex(setting: Setting) -> str:
             " & ".join(rf"\textbf{{{c}}}" if k in ahead and column == place else c for column, c in enumerate(cells))
             + r" \\"
         )
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {printable(line)}" for line in setting.left_out), ""])
+    notes = [f"% {printable(line)}" for line in setting.left_out]
+    notes += [f"% caution: {text}" for text in tuning_cautions(setting)]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes, ""])
 
 
 def _joined(cells: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from hatrack.reporting.drawing import LineStyle
 from hatrack.reporting.elements import coloured_label, escaped, table
 from hatrack.reporting.measures import MISSING, format_number
 from hatrack.reporting.references import REFERENCES
-from hatrack.reporting.tables import Setting, accuracies
+from hatrack.reporting.tables import Setting, accuracies, tuning_cautions
 from hatrack.reporting.words import ACCURACY, count_text
 
 MOST = 45  # pairs in the table: those of ten methods
@@ -62,9 +62,10 @@ def _interval(interval: tuple[float, float]) -> str:
 
 
 def cautions(setting: Setting) -> list[str]:
-    """Return what to doubt: methods that did what plain SGD does, that learned nothing, or whose training loss grew."""
+    """Return what to doubt: methods tuned too kindly, that did what plain SGD does, that learned nothing, or whose training
+    loss grew."""
     plain = {r.spec.seed: r for r in setting.records if r.spec.method == "sgd" and not r.spec.method_options}
-    found = []
+    found = tuning_cautions(setting)
     for name, records in setting.methods.items():
         if records[0].spec.method in REFERENCES:
             continue

@@ -16,13 +16,15 @@ from rich.text import Text
 from hatrack.experiments import metrics
 from hatrack.experiments.record import Record, clean
 from hatrack.experiments.record_parts import Costs, Spec
-from hatrack.experiments.records import common_spec
+from hatrack.experiments.records import common_spec, untuned
+from hatrack.experiments.tuning_protocols import PROTOCOLS, Protocol
 from hatrack.methods import METHODS
 from hatrack.options import parameters
 from hatrack.reporting.measures import MEASURES, MISSING, MeanStd, format_number, format_std, mean_std, spreadsheet_text
 from hatrack.reporting.references import REFERENCES, counted_accuracy, counted_summary, reference_accuracy, reference_records
 from hatrack.text import printable
 
+TOO_KIND = "tuned on the whole stream"
 MAY_DIFFER = (
     "name",
     "spec",
@@ -31,6 +33,8 @@ MAY_DIFFER = (
     "valid_accuracy",
     "valid_loss",
     "costs",
+    "tuned",
+    "weights_used",
 )  # between two records of one run
 
 
@@ -69,8 +73,8 @@ class Setting:
 
     @property
     def spec(self) -> Spec:
-        """The spec of the first record; the others differ from it only in method, method options and seed."""
-        return self.records[0].spec
+        """The spec of the first record; the others differ from it in method, method options, seed and what was tuned."""
+        return self.records[0].spec.replace(regime=self.common["regime"])
 
     @property
     def seeds(self) -> list[int]:
@@ -102,17 +106,33 @@ def option_text(value: object) -> str:
 
 
 def label(record: Record) -> str:
-    """Return the method and those of its options that differ from their defaults: hat (c=1.5)."""
+    """Return the method and those of its options that differ from their defaults: hat (c=1.5).
+
+    A record whose options were chosen in a way that is too kind says so: hat (c=1.5, tuned on the whole stream).
+    """
     changed = [f"{name}={text}" for name, text in changed_options(record).items()]
+    changed += [TOO_KIND] if too_kind(record) else []
     return printable(record.spec.method) + (f" ({printable(', '.join(changed))})" if changed else "")
 
 
+def too_kind(record: Record) -> bool:
+    """Return whether the options of a record were chosen by a protocol that has a caution."""
+    return bool(PROTOCOLS.get(record.tuned.get("protocol", ""), Protocol("")).caution)
+
+
+def tuning_cautions(setting: Setting) -> list[str]:
+    """Return a sentence for every method of a setting whose options were chosen in a way that is too kind."""
+    kind = {name: records[0].tuned["protocol"] for name, records in setting.methods.items() if too_kind(records[0])}
+    return [f"{name}: {PROTOCOLS[protocol].caution}." for name, protocol in kind.items()]
+
+
 def changed_options(record: Record) -> dict[str, str]:
-    """Return the options of a record's method that differ from their defaults, as texts."""
+    """Return the options of a record's method that differ from their defaults, and those of its regime that were tuned."""
     method, options = record.spec.method, record.spec.method_options
     known = parameters(METHODS[method]) if options and method in METHODS else {}  # imports the method, and torch with it
     defaults = {name: clean(parameter.default) for name, parameter in known.items()}
-    return {k: option_text(v) for k, v in sorted(options.items()) if k not in defaults or v != defaults[k]}
+    own = {k: option_text(v) for k, v in sorted(options.items()) if k not in defaults or v != defaults[k]}
+    return own | {k: option_text(record.spec.regime[k]) for k in untuned(record) if k in record.spec.regime}
 
 
 def settings(records: Iterable[Record]) -> list[Setting]:
@@ -265,6 +285,8 @@ def terminal(setting: Setting) -> Table:
     for measure in shown:
         table.add_column(measure.short, justify="right", no_wrap=True)
     rows = ranking(setting)
+    if notes := tuning_cautions(setting):
+        table.caption, table.caption_justify = Text(f"caution: {' '.join(notes)}"), "left"
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         cells = [(m, row.measures[m.key]) for m in shown]
         texts = [

@@ -29,6 +29,7 @@ RUN_OPTIONS = (  # beside those of regime, benchmark and network
     "pretrain",
     "pretrain_epochs",
     "scenario",
+    "first_tasks",
 )
 REFERENCE_NAMES = {"joint": "joint training, which keeps the data of all tasks,", "random": "guessing"}
 
