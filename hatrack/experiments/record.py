@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from hatrack.experiments import metrics
-from hatrack.experiments.record_parts import Curve, Pretraining, Seconds, Spec, TaskInfo
+from hatrack.experiments.record_parts import Curve, Pretraining, Routed, Seconds, Spec, TaskInfo
 from hatrack.experiments.record_schema import check_fields
 from hatrack.files.atomic import read_bytes, write
 from hatrack.text import SCARCE, is_held
 
 SCHEMA = 1
-ADDED = ("pretraining", "valid_accuracy", "valid_loss")  # fields that a file has only if they are not empty
+ADDED = ("pretraining", "valid_accuracy", "valid_loss", "routed")  # fields that a file has only if they are not empty
 
 
 @dataclass(repr=False)
@@ -45,6 +45,7 @@ class Record:
         valid_accuracy: the matrix of accuracies on the validation data of the tasks learned so far; None for later tasks and
             for tasks without such data. It is empty in records of older versions.
         valid_loss: the matrix of losses on the same data.
+        routed: the results of a router, which finds the task of an image, at the end; None if there was none.
 
     Example:
         >>> import hatrack as hr
@@ -74,6 +75,7 @@ class Record:
     pretraining: Pretraining | None = None
     valid_accuracy: list[list[float | None]] = field(default_factory=list)
     valid_loss: list[list[float | None]] = field(default_factory=list)
+    routed: Routed | None = None
 
     def __repr__(self) -> str:
         spec, accuracy = self.spec, metrics.average_accuracy(self.accuracy)
@@ -91,6 +93,7 @@ class Record:
             "forward": metrics.forward_transfer(self.accuracy, self.before),
             "without_task_id": metrics.mean(self.without_task_id),
             "loss_forgetting": metrics.loss_forgetting(self.train_loss),
+            **({"routed": metrics.mean(self.routed.accuracy)} if self.routed else {}),
         }
 
     @property
@@ -182,6 +185,7 @@ class Record:
             "curves": [Curve.from_dict(curve) for curve in data["curves"]],
             "seconds": Seconds.from_dict(data["seconds"]),
             "pretraining": Pretraining.from_dict(data["pretraining"]) if data.get("pretraining") else None,
+            "routed": Routed.from_dict(data["routed"]) if data.get("routed") else None,
         })  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
@@ -193,6 +197,7 @@ class Record:
             "curves": [curve.to_dict() for curve in self.curves],
             "seconds": self.seconds.to_dict(),
             **({"pretraining": self.pretraining.to_dict()} if self.pretraining else {}),
+            **({"routed": self.routed.to_dict()} if self.routed else {}),
         })  # fmt: skip
         return result
 

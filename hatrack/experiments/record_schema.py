@@ -50,6 +50,7 @@ def check_fields(data: dict[str, Any]) -> None:
         "pretraining": PRETRAINING,
         "valid_accuracy": schema.matrix(SHARE, count),
         "valid_loss": schema.matrix(LOSS, count),
+        "routed": schema.fields({"kind": schema.text, "accuracy": numbers, "task": numbers}),
     }
     schema.fields(whole, added)("", data)
     OPTIONS("spec", {key: value for key, value in data["spec"].items() if not isinstance(value, dict)})

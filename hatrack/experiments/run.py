@@ -22,6 +22,7 @@ from hatrack.experiments.build import build_method, build_tasks, build_trunk
 from hatrack.experiments.pretraining import pretrained_trunk, pretraining_task
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, TaskInfo
+from hatrack.experiments.routing import fit_and_route
 from hatrack.experiments.run_folder import RunFolder, unfinished
 from hatrack.experiments.spec import Run as Run
 from hatrack.methods import METHODS
@@ -200,6 +201,7 @@ def _run(spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: 
         valid_loss=[[loss for loss, _ in row] for row in _padded(rows["valids"])],
         curves=[_curve(result) for result in trainer.fits],
         usage=rows["usage"],
+        routed=None if spec.router == "none" else fit_and_route(method, tasks, spec.router, wait=wait_for_gpu),
         seconds=Seconds(total=spent + time.perf_counter() - began, learn=rows["seconds"]),
     )
     if checkpointer:

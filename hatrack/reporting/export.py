@@ -14,7 +14,7 @@ Format = Literal["latex", "markdown", "csv"]
 SHOWN = [
     m
     for m in MEASURES
-    if m.key in ("accuracy", "learning", "forgetting", "without_task_id", "forgetting_ratio", "parameters")
+    if m.key in ("accuracy", "learning", "forgetting", "without_task_id", "routed", "forgetting_ratio", "parameters")
 ]
 LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
          "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}  # fmt: skip

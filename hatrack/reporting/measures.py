@@ -2,8 +2,8 @@
 # ruff: noqa: RUF001  (the minus sign and the Greek rho are intended)
 
 import math
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ class Measure(NamedTuple):
         unit: how its values are written.
         meaning: an explanation for the glossary of the page.
         short: its name in the terminal; a measure without one is not shown there.
+        optional: whether it is left out of tables in which no record has it.
     """
 
     key: str
@@ -26,6 +27,7 @@ class Measure(NamedTuple):
     unit: Literal["%", "ratio", "count", "s"]
     meaning: str
     short: str = ""
+    optional: bool = False
 
 
 MEASURES = (
@@ -73,6 +75,13 @@ MEASURES = (
         "all tasks, the most confident one is taken.",
     ),
     Measure(
+        "routed",
+        "Accuracy without task id, router",
+        "%",
+        "The average accuracy at the end if a router finds out which task an example belongs to (the option --router).",
+        optional=True,
+    ),
+    Measure(
         "forgetting_ratio",
         "Forgetting ratio ρ≤T",
         "ratio",
@@ -89,6 +98,12 @@ MEASURES = (
         short="seconds",
     ),
 )
+
+
+def shown_measures(rows: Iterable[Mapping[str, Any]]) -> list[Measure]:
+    """Return the columns of a table: all measures but the optional ones that no row has a value of."""
+    found = list(rows)
+    return [m for m in MEASURES if not m.optional or any(row.get(m.key) for row in found)]
 
 
 class MeanStd(NamedTuple):

@@ -28,6 +28,7 @@ RUN_OPTIONS = (  # beside those of regime, benchmark and network
     "watch_tasks",
     "pretrain",
     "pretrain_epochs",
+    "router",
 )
 REFERENCE_NAMES = {"joint": "joint training, which keeps the data of all tasks,", "random": "guessing"}
 
