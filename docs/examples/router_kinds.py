@@ -1,4 +1,4 @@
-"""Compare the kinds of a router: HAT learns a benchmark once per seed, then every kind looks for the tasks of its test images.
+"""Compare the kinds of a router: HAT learns a benchmark once per seed, and every kind looks for the tasks of test images.
 
 python docs/examples/router_kinds.py smnist --tasks 5 --epochs 6 --seeds 3
 """
