@@ -39,11 +39,11 @@ def _cells(setting: Setting) -> tuple[list[str], list[list[str]], set[int]]:
     rows, best = ranking(setting), leaders(accuracies(setting))
     changed = {row.label: changed_options(setting.methods[row.label][0]) for row in rows}
     options = list(dict.fromkeys(name for row in rows for name in changed[row.label]))
-    measures = [m for m in SHOWN if any(row.measures[m.key] for row in rows)]
+    measures = [m for m in SHOWN if any(row.measures.get(m.key) for row in rows)]
     heads = ["method", *options, "n", *(f"{m.title}, %" if m.unit == "%" else m.title for m in measures)]
     body = []
     for row in rows:
-        cells = [(m, row.measures[m.key]) for m in measures]
+        cells = [(m, row.measures.get(m.key)) for m in measures]
         texts = [f"{format_number(m, s.mean)} {format_std(m, s)}".strip() if s else MISSING for m, s in cells]
         name = printable(setting.methods[row.label][0].spec.method)
         body.append([name, *(changed[row.label].get(o, "") for o in options), str(len(row.seeds)), *texts])

@@ -97,7 +97,7 @@ def _ranking(rows: list[Row], styles: dict[str, LineStyle]) -> str:
 
 
 def _row(row: Row, measures: list[Measure], styles: dict[str, LineStyle]) -> str:
-    cells = "".join(f"<td>{cell(measure, row.measures[measure.key], len(row.seeds))}</td>" for measure in measures)
+    cells = "".join(f"<td>{cell(measure, row.measures.get(measure.key), len(row.seeds))}</td>" for measure in measures)
     return f'<tr><th scope="row">{coloured_label(row.label, styles)}</th><td>{len(row.seeds)}</td>{cells}</tr>\n'
 
 

@@ -254,7 +254,9 @@ def _row(setting: Setting, name: str, records: list[Record]) -> Row:
         for key, column in columns.items():
             column.append(values.get(key, math.nan))
     seeds = tuple(record.spec.seed for record in records)
-    return Row(name, seeds, records[0].spec.method in REFERENCES, {key: mean_std(column) for key, column in columns.items()})
+    found = {m.key: mean_std(columns[m.key]) for m in MEASURES}
+    measures = {m.key: found[m.key] for m in MEASURES if found[m.key] or not m.optional}
+    return Row(name, seeds, records[0].spec.method in REFERENCES, measures)
 
 
 def terminal(setting: Setting) -> Table:
@@ -296,7 +298,7 @@ def csv_text(settings: Iterable[Setting]) -> str:
     writer.writerow(["setting", "method", "reference", "seeds", *columns, "forgetting_ratio_seeds"])
     for setting in settings:
         for row in ranking(setting):
-            cells = [row.measures[m.key] for m in measures]
+            cells = [row.measures.get(m.key) for m in measures]
             values = [value for s in cells for value in ((s.mean, s.std) if s else (None, None))]
             ratio = row.measures["forgetting_ratio"]
             reference = "yes" if row.reference else "no"

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from hatrack import Record, run
+from hatrack import Record, report, run
 from hatrack.__main__ import main
 from hatrack.experiments.record_parts import Routed
 from hatrack.experiments.routing import fit_and_route, routed
@@ -94,6 +94,19 @@ def test_tables_have_the_column_if_a_record_has_the_results():
     head, line = csv_text(within).splitlines()[:2]
     assert line.split(",")[head.split(",").index("routed")] == "0.5"
     assert "| 50.0 ± 35.4 |" in export(within, "markdown")
+    mixed = settings([with_routed(0, 0.25), records.make("sgd", 0)])
+    cells = [line.split(",")[head.split(",").index("routed")] for line in csv_text(mixed).splitlines()[1:]]
+    assert sorted(cells) == ["", "0.25"]
+
+
+def test_the_page_has_the_column_and_explains_it(tmp_path):
+    text = report(records.save(tmp_path, [with_routed(0, 0.25), records.make("sgd", 0)])).read_text(encoding="utf-8")
+    reader = records.Reader(text)
+    assert "measure-routed" in reader.ids
+    assert reader.row("hat")[8] == "25.0"
+    assert reader.row("sgd")[8] == "—"
+    plain = report(records.save(tmp_path / "plain", [records.make("hat", 0)])).read_text(encoding="utf-8")
+    assert "measure-routed" not in plain
 
 
 @pytest.mark.parametrize(
