@@ -35,7 +35,7 @@ class Run:
         watch_tasks: measure the accuracy on the test data of every task after each epoch; the curves of the record hold it.
         pretrain: a data set of the catalog on which the trunk is trained before the sequence; "" for none.
         pretrain_epochs: the epochs of this training; 0 for those of the regime.
-        router: measure the accuracy without a task id of a router with this kind of score: "both", "distance", "energy" or
+        router: measure the accuracy without a task id of a router with this kind of score: "distance", "both", "energy" or
             "entropy", for methods whose finished tasks never change; "none" for no router.
         regime: how every task is trained.
         benchmark_options: options of the benchmark, by name.
@@ -61,7 +61,7 @@ class Run:
     pretrain: Annotated[str, Option("a data set on which the trunk is trained before the sequence", added=True)] = ""
     pretrain_epochs: Annotated[int, Option("epochs of the pretraining; 0: the regime's", low=0, added=True)] = 0
     router: Annotated[
-        Literal["none", "both", "distance", "energy", "entropy"],
+        Literal["none", "distance", "both", "energy", "entropy"],
         Option("find the task of test images by this score, and measure the accuracy without task id", added=True),
     ] = "none"
     regime: Regime = field(default_factory=Regime)

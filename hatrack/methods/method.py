@@ -341,7 +341,7 @@ class Method(nn.Module):
         fit_router(self, task)
 
     @final
-    def route(self, images: Any, *, kind: Kind = "both") -> Tensor:
+    def route(self, images: Any, *, kind: Kind = "distance") -> Tensor:
         """Find the tasks of raw images, among all tasks that were learned.
 
         Args:

@@ -30,7 +30,7 @@ from hatrack.tasks.task import Task
 if TYPE_CHECKING:
     from hatrack.methods.method import Method
 
-Kind = Literal["both", "distance", "energy", "entropy"]
+Kind = Literal["distance", "both", "energy", "entropy"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SCORES = ("distance", "energy", "entropy")  # the rows of a calibration
 PARTS = (*Gaussians._fields, "calibration")

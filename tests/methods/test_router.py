@@ -143,7 +143,7 @@ def test_a_prediction_without_a_task_is_that_of_the_task_that_was_found():
     task = method.route(images)
     assert len(task.unique()) == 3
     assert torch.equal(method.predict(images), method.predict(images, task))
-    assert torch.equal(answers(method, images, "both").label, method.predict(images))
+    assert torch.equal(answers(method, images, "distance").label, method.predict(images))
     assert torch.equal(method.predict(images.numpy()), method.predict(images))
     assert method.route(images[:0]).shape == (0,)
 
