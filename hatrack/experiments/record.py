@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from hatrack.experiments import metrics
-from hatrack.experiments.record_parts import Costs, Curve, Pretraining, Seconds, Spec, TaskInfo
+from hatrack.experiments.record_parts import Costs, Curve, Pretraining, Routed, Seconds, Spec, TaskInfo
 from hatrack.experiments.record_schema import check_fields
 from hatrack.files.atomic import read_bytes, write
 from hatrack.text import SCARCE, is_held
 
 SCHEMA = 1
-ADDED = ("pretraining", "valid_accuracy", "valid_loss", "costs", "weights_used", "tuned")  # in a file if they are not empty
+ADDED = (  # fields that a file has only if they are not empty
+    "pretraining", "valid_accuracy", "valid_loss", "costs", "weights_used", "tuned", "routed",
+)  # fmt: skip
 
 
 @dataclass(repr=False)
@@ -49,6 +51,7 @@ class Record:
         weights_used: what each task uses of the weights at the end, as `hatrack.inspection.Capacity` has it; empty for a
             method without masks and in records of older versions.
         tuned: how options of the run were chosen, by `hatrack tune`: protocol, trials and more; empty if they were not.
+        routed: the results of a router, which finds the task of an image, at the end; None if there was none.
 
     Example:
         >>> import hatrack as hr
@@ -81,6 +84,7 @@ class Record:
     costs: Costs | None = None
     weights_used: dict[str, Any] = field(default_factory=dict)
     tuned: dict[str, Any] = field(default_factory=dict)
+    routed: Routed | None = None
 
     def __repr__(self) -> str:
         spec, accuracy = self.spec, metrics.average_accuracy(self.accuracy)
@@ -102,6 +106,7 @@ class Record:
             "forward": metrics.forward_transfer(self.accuracy, self.before) if self.spec.heads == "shared" else math.nan,
             "without_task_id": metrics.mean(self.without_task_id),
             "loss_forgetting": metrics.loss_forgetting(self.train_loss),
+            **({"routed": metrics.mean(self.routed.accuracy)} if self.routed else {}),
         }
 
     @property
@@ -194,6 +199,7 @@ class Record:
             "seconds": Seconds.from_dict(data["seconds"]),
             "pretraining": Pretraining.from_dict(data["pretraining"]) if data.get("pretraining") else None,
             "costs": Costs.from_dict(data["costs"]) if data.get("costs") else None,
+            "routed": Routed.from_dict(data["routed"]) if data.get("routed") else None,
         })  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
@@ -206,6 +212,7 @@ class Record:
             "seconds": self.seconds.to_dict(),
             **({"pretraining": self.pretraining.to_dict()} if self.pretraining else {}),
             **({"costs": self.costs.to_dict()} if self.costs else {}),
+            **({"routed": self.routed.to_dict()} if self.routed else {}),
         })  # fmt: skip
         return result
 

@@ -32,6 +32,7 @@ class Spec:
         pretrain_epochs: how many epochs of it at most; 0 means as many as the regime has.
         scenario: "task", "domain" or "class".
         first_tasks: how many tasks of the benchmark, from its first, were learned; 0 means all.
+        router: the kind of score of the router whose results were measured; "none" means no router.
         data_digest: the hash of the data, for tasks from a user's own files.
         written: the table as it stands in the file, with keys that this version does not know.
     """
@@ -53,6 +54,7 @@ class Spec:
     pretrain_epochs: int = 0
     scenario: str = "task"
     first_tasks: int = 0
+    router: str = "none"
     data_digest: str | None = None
     written: Mapping[str, Any] = field(repr=False)
 
@@ -148,6 +150,28 @@ class Pretraining:
 
 
 @dataclass(frozen=True)
+class Routed:
+    """The results without a task id of a router, on the test data at the end.
+
+    Attributes:
+        kind: the kind of score that decides.
+        accuracy: the accuracy on every task.
+        task: the share of the images of every task that are routed to it.
+    """
+
+    kind: str
+    accuracy: list[float]
+    task: list[float]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**_known(cls, data))
+
+    def to_dict(self) -> dict[str, Any]:
+        return _present(vars(self))
+
+
+@dataclass(frozen=True)
 class Seconds:
     """The time that a run took, with training and testing, and the time that each task took to learn; None: not known."""
 
@@ -200,7 +224,7 @@ class Costs:
         return {name: math.nan if value is None else float(value) for name, value in found.items()}
 
 
-def _known(cls: type[Spec | TaskInfo | Pretraining | Seconds | Costs], data: Mapping[str, Any]) -> dict[str, Any]:
+def _known(cls: type[Spec | TaskInfo | Pretraining | Routed | Seconds | Costs], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the fields of a class; other keys belong to later versions."""
     return {f.name: data[f.name] for f in fields(cls) if f.name in data}
 

@@ -56,6 +56,7 @@ def check_fields(data: dict[str, Any]) -> None:
         "pretraining": PRETRAINING,
         "valid_accuracy": schema.matrix(SHARE, count),
         "valid_loss": schema.matrix(LOSS, count),
+        "routed": schema.fields({"kind": schema.text, "accuracy": numbers, "task": numbers}),
         "tuned": OPTIONS,
         "costs": COSTS,
         "weights_used": schema.fields({

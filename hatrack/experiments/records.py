@@ -17,6 +17,7 @@ VARIABLE = (
     "method_options",
     "method_digest",
     "watch_tasks",
+    "router",
 )  # the keys of a spec in which the records of a setting may differ
 OPTIONS = {"method_options": "", "network_options": "network.", "benchmark_options": "benchmark.", "regime": "regime."}
 

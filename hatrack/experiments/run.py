@@ -23,6 +23,7 @@ from hatrack.experiments.pretraining import pretrained_trunk, pretraining_task
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, TaskInfo
 from hatrack.experiments.resources import EnergyMeter, costs_of
+from hatrack.experiments.routing import fit_and_route
 from hatrack.experiments.run_folder import RunFolder, unfinished
 from hatrack.experiments.spec import Run as Run
 from hatrack.inspection.measuring import CapacityCurve, capacity
@@ -221,6 +222,7 @@ def _run(
         curves=[_curve(result) for result in trainer.fits],
         usage=rows["usage"],
         weights_used=found.to_dict() if (found := capacity(method)).layers else {},
+        routed=None if spec.router == "none" else fit_and_route(method, tasks, spec.router, wait=wait_for_gpu),
         seconds=Seconds(total=spent + time.perf_counter() - began, learn=rows["seconds"]),
         costs=costs_of(method, trainer.fits, energy.joules()),
     )

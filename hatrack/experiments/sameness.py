@@ -6,7 +6,7 @@ from hatrack.experiments.record import Record
 
 RESULTS = (
     "tasks", "parameters", "before", "accuracy", "loss", "train_loss", "without_task_id", "valid_accuracy", "valid_loss",
-    "curves", "usage", "costs",
+    "curves", "usage", "costs", "routed",
 )  # fmt: skip
 
 

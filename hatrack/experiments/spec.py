@@ -38,6 +38,8 @@ class Run:
         pretrain_epochs: the epochs of this training; 0 for those of the regime.
         scenario: what is known of the task at test, and what labels mean: "task", "domain" or "class", see `in_scenario`.
         first_tasks: learn only the first so many tasks of the benchmark; 0 for all of them.
+        router: measure the accuracy without a task id of a router with this kind of score: "distance", "both", "energy" or
+            "entropy", for methods whose finished tasks never change; "none" for no router.
         regime: how every task is trained.
         benchmark_options: options of the benchmark, by name.
         network_options: options of the network, by name.
@@ -67,6 +69,10 @@ class Run:
                added=True),
     ] = "task"  # fmt: skip
     first_tasks: Annotated[int, Option("only the first N tasks of the benchmark; 0: all", low=0, added=True)] = 0
+    router: Annotated[
+        Literal["none", "distance", "both", "energy", "entropy"],
+        Option("find the task of test images by this score, and measure the accuracy without task id", added=True),
+    ] = "none"
     regime: Regime = field(default_factory=Regime)
     benchmark_options: Mapping[str, Any] = field(default_factory=dict)
     network_options: Mapping[str, Any] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from hatrack.methods.hidden_state import HiddenState
 from hatrack.methods.modes import evaluation_mode, without_autocast_cache
 from hatrack.methods.overrides import check_overrides
 from hatrack.methods.ownership import check_owner, claim
+from hatrack.methods.router import Kind, Router, answers, fit_router
 from hatrack.methods.serving import ServedMethod, ServedNetwork, ServedTask
 from hatrack.methods.stored_images import StoredImages
 from hatrack.networks.network import LISTED, Network
@@ -91,6 +92,7 @@ class Method(nn.Module):
         self.fitting = False  # while a fit runs the steps of an epoch
         self.stored_images: StoredImages | None = None  # a method with the option `probes` makes them: see stored_images.py
         self.probes: Probes | None = None  # while a task is learned: what the finished ones answered before
+        self.router = Router(net.example.device)  # finds the task of an image, once it was fitted: see router.py
         self.digests: dict[int, str] = {}  # of what tasks use, once the method was saved or loaded: see guarantees.py
         claim(net, self)
 
@@ -255,6 +257,7 @@ class Method(nn.Module):
                 usage = self.usage()
                 kept = self.stored_images.select(task.train) if self.stored_images and self.used_by(task.index) else None
             self.digests.pop(task.index, None)  # of the task as it was before, if it was learned again
+            self.router.delete(task.index)
             self.history.pop(task.index, None)
             self.history[task.index] = task.name
             if self.stored_images and kept is not None:
@@ -346,17 +349,17 @@ class Method(nn.Module):
 
         Args:
             images: an array or tensor of uint8, or of floats in the units of the task's own data; not normalised.
-            task: the number of the task, or a tensor of numbers, one per image. A network with one head for all tasks needs
-                none, if all tasks transform images in the same way.
+            task: the number of the task, or a tensor of numbers, one per image. Without it, `route` finds the tasks; a
+                method whose tasks have one head and the same transform needs none.
 
         Returns:
-            The class of each image, a tensor of int64.
+            The class of each image in its task, a tensor of int64.
         """
+        if task is None and not (self.net.needs_no_task and "domain" in self.scenarios):
+            with self.lock:  # one state of the method for both
+                return self.predict(images, self.route(images))
         task = self._any_task() if task is None else task
-        raw = channels_first("images", as_tensor("images must be numbers", images).to(self.net.example.device))
-        if raw.is_complex():
-            raise ValueError(f"images must be real numbers, not {str(raw.dtype).removeprefix('torch.')}")
-        raw = self.net.preprocessing.in_kind(raw)
+        raw = self._raw(images)
         task = task_number(task, len(raw))
         for number in {task} if isinstance(task, int) else set(task.tolist()):
             self.net.check_task_id(number)
@@ -379,11 +382,49 @@ class Method(nn.Module):
         """Return a task whose number stands for all of them in `predict`; raise an error if it matters which task it is."""
         learned = list(self.history) or [0]
         rows = [self.net.preprocessing.rows(task) for task in learned] if self.net.classes else []
-        if not self.net.needs_no_task:
-            raise ValueError("predict needs the number of the task: every task has a head of its own")
         if not all(row[name].equal(rows[0][name]) for row in rows for name in row):
             raise ValueError("predict needs the number of the task: the tasks transform images in different ways")
         return learned[0]
+
+    def _raw(self, images: Any) -> Tensor:
+        """Return raw images as a tensor on the device of the method, channels first."""
+        raw = channels_first("images", as_tensor("images must be numbers", images).to(self.net.example.device))
+        if raw.is_complex():
+            raise ValueError(f"images must be real numbers, not {str(raw.dtype).removeprefix('torch.')}")
+        return self.net.preprocessing.in_kind(raw)
+
+    @final
+    def fit_router(self, task: Task) -> None:
+        """Fit the router on a finished task, so that `route` and `predict` find it without being told. No weight changes.
+
+        Args:
+            task: the task, with the data that it was learned from.
+
+        Raises:
+            ValueError: if the task has not been learned, or if the method does not guarantee that it stays as it is.
+
+        Example:
+            >>> method = hr.HAT(hr.Network(trunk, tasks=tasks))
+            >>> for task in tasks:
+            ...     result = method.learn(task, hr.Trainer(hr.Regime(epochs=2)))
+            ...     method.fit_router(task)
+            >>> classes = method.predict(x_test)
+        """
+        fit_router(self, task)
+
+    @final
+    def route(self, images: Any, *, kind: Kind = "distance") -> Tensor:
+        """Find the tasks of raw images, among all tasks that were learned.
+
+        Args:
+            images: as `predict` takes them.
+            kind: what decides: the relative "distance" of features, the "energy" or the "entropy" of logits, or "both" of
+                the first two.
+
+        Returns:
+            The number of the task of each image, a tensor of int64.
+        """
+        return answers(self, self._raw(images), kind).task
 
     @final
     @torch.no_grad()
@@ -452,9 +493,10 @@ class Method(nn.Module):
             raise ValueError(f"task {shown(task)} has not been learned; learned are {learned}")
 
     def forget_task(self, task: int) -> None:
-        """Remove a task from the list of finished ones: what it uses may change. Its stored images are deleted."""
+        """Remove a task from the list of finished ones: what it uses may change. What was stored of it is deleted."""
         self.history.pop(task, None)
         self.digests.pop(task, None)
+        self.router.delete(task)
         if self.stored_images:
             self.stored_images.delete(task)
 

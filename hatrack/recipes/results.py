@@ -14,7 +14,7 @@ from hatrack.recipes.quantities import Quantity, References, ratios
 from hatrack.recipes.recipe import Part, Row
 from hatrack.reporting.measures import MeanStd, mean_std
 
-ANY = ("seed", "watch_tasks")
+ANY = ("seed", "watch_tasks", "router")
 Records = dict[str, dict[int, Record]]  # by what was run, then by seed
 
 

@@ -14,8 +14,8 @@ Format = Literal["latex", "markdown", "csv"]
 SHOWN = [
     m
     for m in MEASURES
-    if m.key in ("accuracy", "learning", "forgetting", "intransigence", "without_task_id", "forgetting_ratio", "parameters")
-    or m.key in ("bytes", "steps", "flops")
+    if m.key in ("accuracy", "learning", "forgetting", "intransigence", "without_task_id", "routed")
+    or m.key in ("forgetting_ratio", "parameters", "bytes", "steps", "flops")
 ]
 LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
          "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}  # fmt: skip
@@ -40,11 +40,11 @@ def _cells(setting: Setting) -> tuple[list[str], list[list[str]], set[int]]:
     rows, best = ranking(setting), leaders(accuracies(setting))
     changed = {row.label: changed_options(setting.methods[row.label][0]) for row in rows}
     options = list(dict.fromkeys(name for row in rows for name in changed[row.label]))
-    measures = [m for m in SHOWN if any(row.measures[m.key] for row in rows)]
+    measures = [m for m in SHOWN if any(row.measures.get(m.key) for row in rows)]
     heads = ["method", *options, "n", *map(heading, measures)]
     body = []
     for row in rows:
-        cells = [(m, row.measures[m.key]) for m in measures]
+        cells = [(m, row.measures.get(m.key)) for m in measures]
         texts = [f"{format_number(m, s.mean)} {format_std(m, s)}".strip() if s else MISSING for m, s in cells]
         record = setting.methods[row.label][0]
         name = printable(record.spec.method) + (f" ({TOO_KIND})" if too_kind(record) else "")

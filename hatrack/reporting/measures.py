@@ -2,8 +2,8 @@
 # ruff: noqa: RUF001  (the minus sign and the Greek rho are intended)
 
 import math
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ class Measure(NamedTuple):
         meaning: an explanation for the glossary of the page, with the formula.
         short: its name in the terminal; a measure without one is not shown there.
         part: the table of the page that shows it: the ranking or the costs.
+        optional: whether it is left out of tables in which no record has it.
     """
 
     key: str
@@ -27,6 +28,7 @@ class Measure(NamedTuple):
     unit: Literal["%", "ratio", "count", "s", "MB", "GFLOP"]
     meaning: str
     short: str = ""
+    optional: bool = False
     part: Literal["ranking", "costs"] = "ranking"
 
 
@@ -80,6 +82,13 @@ MEASURES = (
         "%",
         "The average accuracy at the end if the method is not told which task an example belongs to: of the predictions of "
         "all tasks, the most confident one is taken.",
+    ),
+    Measure(
+        "routed",
+        "Accuracy without task id, router",
+        "%",
+        "The average accuracy at the end if a router finds out which task an example belongs to (the option --router).",
+        optional=True,
     ),
     Measure(
         "forgetting_ratio",
@@ -147,6 +156,12 @@ MEASURES = (
     ),
     _cost("joules", "Energy, J", "s", "What the GPU took during the run, where it tells, with all that ran on it."),
 )
+
+
+def shown_measures(rows: Iterable[Mapping[str, Any]]) -> list[Measure]:
+    """Return the columns of a table: all measures but the optional ones that no row has a value of."""
+    found = list(rows)
+    return [m for m in MEASURES if not m.optional or any(row.get(m.key) for row in found)]
 
 
 class MeanStd(NamedTuple):

@@ -9,7 +9,7 @@ from hatrack.reporting.capacity import capacity_part
 from hatrack.reporting.drawing import Drawing, LineStyle, cell_colours
 from hatrack.reporting.elements import cell, coloured_label, escaped, table, unbroken
 from hatrack.reporting.figures import mean_matrix, scale_minimum, shown_tasks
-from hatrack.reporting.measures import MEASURES, MISSING, heading
+from hatrack.reporting.measures import MISSING, Measure, heading, shown_measures
 from hatrack.reporting.page_by_task import by_task_tables
 from hatrack.reporting.page_costs import costs_part, left_out_note
 from hatrack.reporting.page_differences import differences_part
@@ -18,7 +18,6 @@ from hatrack.reporting.words import caution, count_text, reference_commands, sum
 
 STYLE = Path(__file__).with_name("style.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # nothing may be loaded or run
-RANKED = [measure for measure in MEASURES if measure.part == "ranking"]
 PARTS = {  # of a setting, by the end of their anchors
     "ranking": "Ranking",
     "differences": "Differences between methods",
@@ -46,7 +45,7 @@ def page(settings: list[Setting], drawings: list[list[Drawing]], styles: dict[st
         "<header><p>hatrack report</p><h1>Accuracy and forgetting</h1></header>\n<main>",
         _contents(settings) if len(settings) > 1 else "",
         *sections,
-        _glossary(),
+        _glossary(settings),
         "</main>\n<footer><p>This page was made from the records alone. In the same folder, table.csv and by_task.csv "
         "have all digits of every number, and figures/ has every figure as PNG.</p></footer>\n</body>\n</html>\n",
     ])  # fmt: skip
@@ -87,23 +86,24 @@ def _section(index: int, setting: Setting, drawings: list[Drawing], styles: dict
 
 def _ranking(rows: list[Row], styles: dict[str, LineStyle]) -> str:
     """Return the table of all measures, with the references below the methods."""
+    measures = [m for m in shown_measures(row.measures for row in rows) if m.part == "ranking"]
     heads = ['<th scope="col">Method</th><th scope="col">Seeds</th>']
-    for m in RANKED:
+    for m in measures:
         unit = heading(m).removeprefix(m.title)
         heads.append(f'<th scope="col"><a href="#measure-{m.key}">{m.title}</a>{unit}</th>')
     bodies = []
     for reference in (False, True):
-        group = [_row(row, styles) for row in rows if row.reference == reference]
+        group = [_row(row, measures, styles) for row in rows if row.reference == reference]
         if group and reference:
-            name = f'<th scope="rowgroup" colspan="{2 + len(RANKED)}"><span>References, not ranked</span></th>'
+            name = f'<th scope="rowgroup" colspan="{2 + len(measures)}"><span>References, not ranked</span></th>'
             group.insert(0, f'<tr class="group">{name}</tr>')
         bodies.append(f"<tbody>{''.join(group)}</tbody>" if group else "")
     text = "The numbers are mean ± standard deviation over seeds. The method with the best average accuracy comes first."
     return f"<p>{text}</p>" + table(heads, bodies, "ranking")
 
 
-def _row(row: Row, styles: dict[str, LineStyle]) -> str:
-    cells = "".join(f"<td>{cell(measure, row.measures[measure.key], len(row.seeds))}</td>" for measure in RANKED)
+def _row(row: Row, measures: list[Measure], styles: dict[str, LineStyle]) -> str:
+    cells = "".join(f"<td>{cell(measure, row.measures.get(measure.key), len(row.seeds))}</td>" for measure in measures)
     return f'<tr><th scope="row">{coloured_label(row.label, styles)}</th><td>{len(row.seeds)}</td>{cells}</tr>\n'
 
 
@@ -230,6 +230,7 @@ def _tasks(setting: Setting) -> str:
     return ("" if setting.same_tasks else note) + table(heads, ["<tbody>", *rows, "</tbody>"], "tasks")
 
 
-def _glossary() -> str:
-    items = "".join(f'<dt id="measure-{m.key}">{m.title}</dt><dd>{escape(m.meaning)}</dd>\n' for m in MEASURES)
+def _glossary(settings: list[Setting]) -> str:
+    shown = shown_measures(row.measures for setting in settings for row in ranking(setting))
+    items = "".join(f'<dt id="measure-{m.key}">{m.title}</dt><dd>{escape(m.meaning)}</dd>\n' for m in shown)
     return f'<section id="glossary"><h2>What the measures mean</h2>\n<dl class="glossary">{items}</dl></section>'

@@ -10,7 +10,11 @@ from hatrack.experiments.metrics import Matrix
 from hatrack.experiments.record import Record
 
 REFERENCES = ("joint", "random")  # the upper and the lower reference of the forgetting ratio; they are not ranked
-OF_THE_LAST_ROW = ("accuracy", "without_task_id")  # measures of a record that need only what was measured at the end
+OF_THE_LAST_ROW = (
+    "accuracy",
+    "without_task_id",
+    "routed",
+)  # measures of a record that need only what was measured at the end
 
 
 def lengths(record: Record) -> list[int]:

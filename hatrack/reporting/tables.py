@@ -20,7 +20,16 @@ from hatrack.experiments.records import common_spec, untuned
 from hatrack.experiments.tuning_protocols import PROTOCOLS, Protocol
 from hatrack.methods import METHODS
 from hatrack.options import parameters
-from hatrack.reporting.measures import MEASURES, MISSING, MeanStd, format_number, format_std, mean_std, spreadsheet_text
+from hatrack.reporting.measures import (
+    MEASURES,
+    MISSING,
+    MeanStd,
+    format_number,
+    format_std,
+    mean_std,
+    shown_measures,
+    spreadsheet_text,
+)
 from hatrack.reporting.references import REFERENCES, counted_accuracy, counted_summary, reference_accuracy, reference_records
 from hatrack.text import printable
 
@@ -35,6 +44,7 @@ MAY_DIFFER = (
     "costs",
     "tuned",
     "weights_used",
+    "routed",
 )  # between two records of one run
 
 
@@ -199,7 +209,7 @@ def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
 def _by_label(records: list[Record]) -> dict[str, list[Record]]:
     """Return the records of every method, one per seed."""
     groups: dict[str, list[Record]] = {}
-    for record in sorted(records, key=lambda r: (label(r), r.spec.seed, not r.spec.watch_tasks)):
+    for record in sorted(records, key=lambda r: (label(r), r.spec.seed, not r.spec.watch_tasks, not r.routed)):
         group = groups.setdefault(label(record), [])
         if not group or group[-1].spec.seed != record.spec.seed:
             group.append(record)
@@ -263,9 +273,11 @@ def _row(setting: Setting, name: str, records: list[Record]) -> Row:
             "seconds": math.nan if record.seconds.total is None else float(record.seconds.total),
         }
         for key, column in columns.items():
-            column.append(values[key])
+            column.append(values.get(key, math.nan))
     seeds = tuple(record.spec.seed for record in records)
-    return Row(name, seeds, records[0].spec.method in REFERENCES, {key: mean_std(column) for key, column in columns.items()})
+    found = {m.key: mean_std(columns[m.key]) for m in MEASURES}
+    measures = {m.key: found[m.key] for m in MEASURES if found[m.key] or not m.optional}
+    return Row(name, seeds, records[0].spec.method in REFERENCES, measures)
 
 
 def terminal(setting: Setting) -> Table:
@@ -303,11 +315,13 @@ def csv_text(settings: Iterable[Setting]) -> str:
     """Return the rankings as CSV with all digits; accuracies are fractions of 1, and a missing value is an empty cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    columns = [name for m in MEASURES for name in (m.key, f"{m.key}_std")]
+    settings = list(settings)
+    measures = shown_measures(row.measures for setting in settings for row in ranking(setting))
+    columns = [name for m in measures for name in (m.key, f"{m.key}_std")]
     writer.writerow(["setting", "method", "reference", "seeds", *columns, "forgetting_ratio_seeds"])
     for setting in settings:
         for row in ranking(setting):
-            cells = [row.measures[m.key] for m in MEASURES]
+            cells = [row.measures.get(m.key) for m in measures]
             values = [value for s in cells for value in ((s.mean, s.std) if s else (None, None))]
             ratio = row.measures["forgetting_ratio"]
             reference = "yes" if row.reference else "no"
