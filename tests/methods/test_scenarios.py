@@ -207,8 +207,15 @@ def test_predict_says_when_it_needs_the_task():
     tasks = toy_tasks(2)
     raw = tasks[0].test.raw(torch.arange(2))
     method = make("sgd", tasks)
-    with pytest.raises(ValueError, match="every task has a head of its own"):
+    with pytest.raises(ValueError, match="no task has been learned"):
         method.predict(raw)
+    learn(method, tasks)
+    with pytest.raises(ValueError, match="the router was not fitted on task 0"):
+        method.predict(raw)
+    gated = make("hat", tasks, heads="shared")
+    learn(gated, tasks)
+    with pytest.raises(ValueError, match="the router was not fitted on task 0"):  # one head, but gates of each task
+        gated.predict(raw)
     shared = make("sgd", tasks, heads="shared")
     learn(shared, tasks)
     assert len(shared.predict(raw)) == 2
