@@ -27,9 +27,34 @@ MORE = {"digits-and-clothes": "", "smnist": " --tasks 5"}  # options that a benc
 SETTING = "--data sample --epochs 4 --optimizer momentum --widths 200,200 --dropout 0 --input-dropout 0"
 INTRO = """# What tuning changed
 
-@@
+Six methods were tuned by the protocol [`first-tasks`](../tuning.md) with the same budget, 20 trials each, in their
+default search spaces: chosen on the validation data of the first three tasks of seed 0. Then they ran on whole
+sequences of other seeds, tuned and with their defaults. `python -m dev.tuning` writes this page from the outcomes and
+records in `tuning/`.
+
+How it was measured: sample data, a network of two layers of 200 units, SGD with momentum. To keep the time short on a
+CPU, every task had four epochs in the searches and in both kinds of runs. The numbers are the average accuracy on test
+data after the last task, mean and standard deviation over n seeds. The difference is tuned minus default in percentage
+points, and p is that of the paired t-test over seeds, for each row by itself: with twelve rows, one p below 0.05 is no
+surprise, and after Holm's correction none is left.
+
+What tuning changed:
+
+- `ewc`, `si` and `mas`, the methods with a penalty, have a higher mean on both sequences. The gain is largest for
+  `mas`: at its defaults three of its five runs on `smnist` learn hardly anything after the first task, probably because
+  its penalty is too strong for SGD with momentum; tuned, all learn every task.
+- `lwf` keeps its defaults on one sequence and has a slightly higher mean on the other.
+- `packnet` stays where it was: its defaults were good.
+- `hat` loses on both. On `digits-and-clothes` the first three tasks do not show that six have to share the network, so
+  a small `c` looks good; every task then takes more units, and the network is nearly full before the last one. On `smnist` the
+  chosen learning rate is probably too large: at one seed the last two tasks are not learned. That seed also explains the
+  forgetting of 0.003: the measure counts the drop from the best accuracy at any time, and one of these tasks was a
+  little better before it was learned. What `hat` has learned it keeps.
+- So a choice on the first tasks is fair, but not free of risk: it can't see what only later tasks show, and the best of
+  20 trials on a few hundred images of one seed may be luck. The rank of the methods changes with it: with defaults
+  `mas` is last on `smnist`, behind plain SGD, and tuned it is not.
 """
-HEADS = ["method", "chosen", "validation: default", "chosen", "n", "test: default, %", "tuned, %", "difference", "p",
+HEADS = ["method", "chosen", "validation: default, %", "chosen, %", "n", "test: default, %", "tuned, %", "difference", "p",
          "forgetting: default", "tuned"]  # fmt: skip
 
 
@@ -84,7 +109,14 @@ def _commands(benchmark: str, found: Sequence[Record]) -> list[str]:
     names, setting = ",".join(METHOD_NAMES), f"{SETTING}{MORE[benchmark]}"
     files = " ".join(f"--tuned tuned/{benchmark}-{name}-first-tasks.json" for name in METHOD_NAMES)
     run = f"hatrack run {benchmark} {names} {setting} --seeds {seeds[0]}-{seeds[-1]}"
-    return ["```sh", f"hatrack tune {benchmark} {names} {setting} --trials 20", f"{run} {files}", run, "```"]
+    return [
+        "```sh",
+        f"hatrack tune {benchmark} {names} {setting} --trials 20",
+        f"{run} {files}",
+        run,
+        run.replace(names, "sgd"),
+        "```",
+    ]
 
 
 def _piped(cells: Sequence[str]) -> str:
