@@ -86,11 +86,8 @@ class LwF(Method):
             with torch.no_grad():
                 old_features = teacher.trunk(batch.x)
             for task in self.earlier:
-                logits, old = (
-                    new if self.net.incremental else self.net.head(features, task),
-                    teacher.head(old_features, task),
-                )
-                loss = loss + self.weight * distillation(logits, old, self.temperature)
+                logits = new if self.net.incremental else self.net.head(features, task)
+                loss = loss + self.weight * distillation(logits, teacher.head(old_features, task), self.temperature)
         return loss
 
 
