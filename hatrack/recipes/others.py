@@ -83,6 +83,12 @@ PUBLISHED: dict[Scenario, dict[str, float]] = {
 }
 
 
+NOTES = {
+    "si": "The authors' code takes the gradient of the whole loss, with the penalty, for the path integral; here it is "
+    "that of the plain loss, as in SI's paper.",
+}
+
+
 def in_a_scenario(scenario: Scenario, method: str) -> Run:
     """Return a method on split MNIST in one of the three scenarios, trained as in the comparison of van de Ven et al."""
     options = dict(IN_SCENARIOS[method][1])
@@ -108,6 +114,7 @@ def scenario_rows() -> Iterator[Row]:
                 in_a_scenario(scenario, method),
                 (0, 1, 2, 3, 4),
                 {"accuracy": percent(published[method])} if method in published else {},
+                NOTES.get(method, ""),
                 reference=method in REFERENCES,
             )
 
