@@ -69,11 +69,9 @@ BY_HAND = [
            f"{PROMISES} -k leaves_the_mode"),
 ]  # fmt: skip
 MODULES = {  # with the tests that a change in them should fail; the quickest come first
-    "hatrack/methods/parts/freeze.py": "tests/methods/test_freeze.py tests/methods/test_packnet.py",
+    "hatrack/methods/parts/freeze.py": "tests/methods/test_freeze.py",
     "hatrack/methods/guarantees.py": f"tests/methods/test_guarantees.py tests/methods/test_learn.py {PROMISES}",
-    "hatrack/training/checkpoint.py": f"tests/training/test_states_of_others.py {PROMISES} "
-    "tests/training/test_checkpoint.py tests/training/test_background.py "
-    "-k not killed_process and not request_to_end and not every_method",
+    "hatrack/training/checkpoint.py": f"tests/training/test_checkpointer.py {PROMISES}",
     "hatrack/files/atomic.py": "tests/files/test_atomic.py tests/files/test_links.py",
     "hatrack/files/limits.py": "tests/files/test_limits.py",
     "hatrack/files/schema.py": "tests/files/test_schema.py",

@@ -425,6 +425,7 @@ def test_another_default_type():
     assert logits(method, tasks[0]).isfinite().all()
 
 
+@pytest.mark.slow
 @needs_a_compiler
 def test_pmask_on_convolutions(as_on_a_gpu):
     """The gradients of their weights have channels last, and the compiler can't write such results into a flat vector."""

@@ -114,6 +114,7 @@ def assert_goes_on(out: Path, whole: Path) -> None:
     assert {path.suffix for path in out.iterdir()} == {".json"}
 
 
+@pytest.mark.slow
 @processes_are_listed
 def test_ctrl_c_stops_all_and_the_same_command_goes_on(tmp_path):
     """Ctrl-C goes to every process of a terminal's foreground group at once."""

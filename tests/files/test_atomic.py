@@ -95,20 +95,28 @@ def test_a_pipe_is_not_replaced(follow, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["pipe"]
 
 
-def test_the_content_is_on_the_disk_before_it_takes_its_place_and_the_name_afterwards(tmp_path, flushed):
+def test_the_content_is_on_the_disk_before_it_takes_its_place_and_the_name_afterwards(tmp_path, flushed, monkeypatch):
     (tmp_path / "a").write_text("old")
-    seen = []
+    seen, sizes = [], []
+
+    fsync = os.fsync
+
+    def watched(handle):
+        sizes.append(os.fstat(handle).st_size)
+        fsync(handle)
 
     def then():
         temporary = next(tmp_path.glob(".a.*"))
         seen.append((temporary.read_bytes(), (tmp_path / "a").read_text(), list(flushed)))
 
+    monkeypatch.setattr(os, "fsync", watched)
     with new_file(tmp_path / "a", then=then) as file:
         file.write(b"new")
         temporary = os.path.basename(file.name)
     written = (tmp_path / "a").stat().st_ino
     assert seen == [(b"new", "old", [written])]
     assert flushed == [written, tmp_path.stat().st_ino]
+    assert sizes[0] == len(b"new"), "nothing waits in a buffer"
     assert atomic.target_of(temporary) == "a"
     assert (tmp_path / "a").read_text() == "new"
 
@@ -243,3 +251,13 @@ def test_a_folder_of_ours_is_private_and_real(tmp_path, flushed):
         with pytest.raises(ValueError, match=f"must be a folder that hatrack made, not {kind}"):
             make_private(tmp_path / name)
     assert not (tmp_path / "none").exists()
+
+
+def test_a_folder_that_another_process_makes_at_the_same_moment(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    monkeypatch.setattr(type(tmp_path), "exists", lambda path: False)  # it comes just after this process has looked
+    make_private(tmp_path / "a")
+    make_private(tmp_path / "b")
+    make_private(tmp_path / "c" / "d" / "e")
+    assert (tmp_path / "b").is_dir()
+    assert (tmp_path / "c" / "d" / "e").is_dir()
