@@ -75,6 +75,7 @@ def test_the_beginning_of_a_task_comes_back(tmp_path):
     saver.wait()
     assert names(tmp_path / "part") == ["task-1"]
     assert stat.S_IMODE((tmp_path / "part").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "part" / "task-1.safetensors").stat().st_mode) == 0o600
     metadata = tensors.load(tmp_path / "part" / "task-1.safetensors")[1]
     assert (metadata["format"], metadata["spec"], metadata["task"]) == (2, SPEC, 1)
     other, fresh = world(seed=1)
@@ -106,7 +107,7 @@ def test_the_latest_task_that_can_be_read_is_taken(backwards, tmp_path, monkeypa
     assert later.resume(*world())["task"] == 9
     assert len(later.notes) == 1
     (tmp_path / "task-9.safetensors").write_text("damaged")
-    with pytest.raises(ValueError, match="holds no state that can be used.*task-10"):
+    with pytest.raises(ValueError, match=r"holds no state that can be used.*task-10"):
         Checkpointer(tmp_path, SPEC).resume(*world())
 
 
