@@ -4,10 +4,13 @@ import json
 import subprocess
 import sys
 import threading
+import tomllib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from dev import audit, lock
 
@@ -66,6 +69,21 @@ def test_a_page_of_the_index():
     assert lock.entry("a", "1", files) == f"a==1 \\\n    --hash=sha256:{SHA}"
     with pytest.raises(ValueError, match="a==2"):
         lock.entry("a", "2", files)
+
+
+# The ranges
+
+
+def test_every_range_ends_at_the_next_version_after_the_one_that_is_tried():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    versions = lock.pinned((ROOT / "constraints.txt").read_text())
+    for one in map(Requirement, project["dependencies"]):
+        tried = Version(versions[lock.canonicalize_name(one.name)])
+        ends = [Version(part.version) for part in one.specifier if part.operator == "<"]
+        following = (Version(f"{tried.major + 1}"), Version(f"{tried.major}.{tried.minor + 1}"))
+        assert tried in one.specifier, one
+        assert len(ends) == 1, one
+        assert ends[0] in following, one
 
 
 # Known weaknesses

@@ -171,3 +171,23 @@ def test_the_first_task_that_changed_is_named_and_what_can_be_is_rolled_back(out
     assert method.net.trunk.hidden == [0.0]
     assert all(torch.equal(value, before[key]) for key, value in method.state_dict().items())
     assert (method.probes, method.training, list(method.history), fit.fits) == (None, training, [0, 1], [])
+
+
+def test_one_bit_that_no_probe_shows_is_noticed_after_a_task_and_rolled_back(tmp_path):
+    tasks = toy_tasks(3)
+    method = make("frozen", tasks)
+    learn(method, tasks[:2])
+    hr.save(method, tmp_path / "model")  # from now on every finished task has a digest
+    before = {key: value.clone() for key, value in method.state_dict().items()}
+
+    class Changing(Trainer):
+        def __call__(self, method, task, **changes):
+            result = super().__call__(method, task, **changes)
+            with torch.no_grad():
+                weight = method.net.heads[1].weight
+                weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
+            return result
+
+    with pytest.raises(ValueError, match=r"^task 1 \('toy 1'\) is not what it was"):
+        method.learn(tasks[2], Changing(Regime(epochs=1)))
+    assert all(torch.equal(value, before[key]) for key, value in method.state_dict().items())
