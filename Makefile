@@ -30,8 +30,9 @@ check: .venv/ready lock-check audit
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The versions of constraints.txt with the hashes of their files (docs/supply_chain.md); needs the network.
-lock: .venv/ready
+# The versions of constraints.txt with the hashes of their files (docs/supply_chain.md); needs the network. It runs in the
+# environment that is there, since a new one could not be made from a list that is out of date.
+lock:
 	$(BIN)/python -m dev.lock
 
 lock-check: .venv/ready
