@@ -164,7 +164,10 @@ class Counting(Method):
 
 
 @needs_a_compiler
-def test_tensors_in_no_state_dict_and_views_of_one_tensor():
+@pytest.mark.parametrize("compiler", quick_and_slow(("captured only", "real"), ("captured only",)))
+def test_tensors_in_no_state_dict_and_views_of_one_tensor(compiler, request):
+    if compiler == "captured only":
+        request.getfixturevalue("captured_only")
     found = []
     for engine in ("eager", "compiled"):
         tasks = toy_tasks(3)
