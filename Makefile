@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-long test-mutants test-gpu check format docs docs-serve tutorial results speed peers clean
+.PHONY: demo test test-slow test-long test-mutants test-gpu check lock lock-check audit sbom format docs docs-serve tutorial results speed peers clean
 
 demo: .venv/ready
 	$(BIN)/hatrack demo
@@ -25,10 +25,27 @@ test-mutants: .venv/ready
 test-gpu: .venv/ready
 	$(BIN)/pytest -m gpu
 
-check: .venv/ready
+check: .venv/ready lock-check audit
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The versions of constraints.txt with the hashes of their files (docs/supply_chain.md); needs the network. It runs in the
+# environment that is there, since a new one could not be made from a list that is out of date.
+lock:
+	$(BIN)/python -m dev.lock
+
+lock-check: .venv/ready
+	$(BIN)/python -m dev.lock --check
+
+# Known weaknesses of what is installed; skipped where the service that lists them can't be reached.
+audit: .venv/ready
+	$(BIN)/python -m dev.audit
+
+# A list of what is installed, in the format of CycloneDX.
+sbom: .venv/ready
+	mkdir -p build
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o build/sbom.json $(BIN)/python
 
 format: .venv/ready
 	$(BIN)/ruff format .
@@ -66,9 +83,12 @@ peers: .venv-peers/ready
 clean:
 	rm -rf .venv .venv-peers build site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
-# torch first and by its exact version: a range would fetch gigabytes of GPU libraries.
-.venv/ready: pyproject.toml constraints.txt
+# requirements.lock has a hash for every file but torch's, which is installed by its exact version: a range would fetch
+# gigabytes of GPU libraries.
+.venv/ready: pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 setuptools
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e '.[dev]'
+	$(BIN)/pip check --disable-pip-version-check
 	touch .venv/ready

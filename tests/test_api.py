@@ -148,10 +148,12 @@ class Checker(doctest.OutputChecker):
 
 @pytest.mark.parametrize(("name", "doc"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
 def test_examples_work(name, doc, tmp_path, monkeypatch):
-    """Every example runs, with two epochs where it trains for 20, and prints what the docstring shows."""
+    """Every example runs, with two epochs where it trains for 20 and a small network where it names none, and prints what
+    the docstring shows."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(RECORDS, "records", ignore=lambda _, names: [n for n in names if not n.startswith("smnist-hat")])
     doc = doc.replace("Trainer(hr.Regime(epochs=20))", "Trainer(hr.Regime(epochs=2))")
+    doc = doc.replace('hr.Run("smnist", "hat", ', 'hr.Run("smnist", "hat", network_options={"widths": (20, 20)}, ')
     test = doctest.DocTestParser().get_doctest(doc, world(), name, None, None)
     said: list[str] = []
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import hatrack
-from dev import api_reference, site
+from dev import api_reference, results, site
 from hatrack import METHODS, Network, Regime, Trainer
 from hatrack.__main__ import main
 from hatrack.networks.mlp import mlp
@@ -30,9 +30,8 @@ def test_the_tree_of_files_is_what_the_docstrings_say():
     assert check.returncode == 0, check.stderr
 
 
-def test_the_pages_of_results_are_what_the_records_say():
-    check = subprocess.run([sys.executable, "-m", "dev.results", "--check"], cwd=ROOT, capture_output=True, text=True)
-    assert check.returncode == 0, check.stderr
+def test_the_pages_of_results_are_what_the_records_say(capsys):
+    assert results.main(check=True) == 0, capsys.readouterr().err
 
 
 def test_the_page_of_tuning_is_what_the_records_say():

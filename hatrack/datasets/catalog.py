@@ -287,7 +287,15 @@ SETS = {
         1_736,
         "https://data.caltech.edu/records/mzrjq-6wc02",
         "CC BY 4.0 (Li, Andreeto, Ranzato, Perona)",
-        (File("caltech-101.zip", "3138e1922a9193bfa496528edbbc45d0", 137_414_764, CALTECH),),
+        (
+            File(
+                "caltech-101.zip",
+                "3138e1922a9193bfa496528edbbc45d0",
+                137_414_764,
+                CALTECH,
+                "331234750fc7f77520e50d9565e8b6907b03565e30320da1401130db08c61f91",
+            ),
+        ),
         test_share=0.2,
     ),
 }

@@ -59,7 +59,7 @@ _importing: list[threading.Thread] = []  # the thread that imports torch's compi
 def import_compiler() -> None:
     """Begin to import torch's compiler, which takes seconds, in a thread; the first step that is compiled waits for it."""
     if not _importing:
-        _importing.append(threading.Thread(target=_import))
+        _importing.append(threading.Thread(target=_import))  # no daemon: one in torch's C++ code aborts a process that ends
         _importing[0].start()
 
 

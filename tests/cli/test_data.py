@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from hatrack.cli.data import command as data_command
+from hatrack.cli.data import state
 from hatrack.datasets import cache
 from hatrack.datasets.catalog import SETS
 from hatrack.datasets.sources import load
@@ -85,6 +86,11 @@ def test_list_says_what_is_there_and_what_the_rest_costs(run, folder, tmp_path):
     lines = {line.split()[0]: line for line in run("list").splitlines()}
     assert "here, 1 MB, 20 + 10 of them" in lines["mnist"]
     assert "here, 1 MB, put there by hand" in lines["cifar10"]
+
+
+def test_list_says_which_checksums_were_never_compared_with_the_files(folder):
+    unsure = {name for name in SETS if "checksums never compared with the real files" in state(name)}
+    assert unsure == {name for name, spec in SETS.items() if spec.files} - {"mnist", "fashion-mnist", "cifar10"}
 
 
 def test_verify_knows_the_canonical_sets(run, tmp_path, monkeypatch):

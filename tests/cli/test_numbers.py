@@ -67,7 +67,7 @@ RUNS = [name for name in OPEN if not any(word in OPTIONS[name][1].name for word 
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore:joint is first fitted after:UserWarning")  # --at is larger than the number of tasks
 @pytest.mark.parametrize("name", RUNS)
 def test_the_largest_number_of_a_range_ends_in_a_record_or_in_one_line(name, tmp_path):
     words, parameter = OPTIONS[name]

@@ -84,7 +84,6 @@ def judge(words: list[str], root: Path, before: dict[str, str]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", range(20))
 def test_random_command_lines(part, tmp_path, monkeypatch):
     monkeypatch.setenv("HATRACK_DATA", str(tmp_path / "data"))

@@ -279,7 +279,6 @@ def test_addresses_with_https_come_first_and_checksums_are_whole():
     assert {name for name, spec in SETS.items() if spec.files and not all(file.sha256 for file in spec.files)} == {
         "notmnist",
         "gtsrb",
-        "caltech101",
     }, "no source publishes one"
 
 

@@ -169,7 +169,10 @@ class Counting(Method):
 
 
 @needs_a_compiler
-def test_tensors_in_no_state_dict_and_views_of_one_tensor():
+@pytest.mark.parametrize("compiler", quick_and_slow(("captured only", "real"), ("captured only",)))
+def test_tensors_in_no_state_dict_and_views_of_one_tensor(compiler, request):
+    if compiler == "captured only":
+        request.getfixturevalue("captured_only")
     found = []
     for engine in ("eager", "compiled"):
         tasks = toy_tasks(3)
@@ -430,6 +433,7 @@ def test_another_default_type():
     assert logits(method, tasks[0]).isfinite().all()
 
 
+@pytest.mark.slow
 @needs_a_compiler
 def test_pmask_on_convolutions(as_on_a_gpu):
     """The gradients of their weights have channels last, and the compiler can't write such results into a flat vector."""

@@ -15,6 +15,7 @@ from hatrack.experiments.run import folder_of
 from hatrack.training.checkpoint import Checkpointer, Stopped, stopping
 from tests.helpers.killing import assert_same, here, start, wait_for
 from tests.helpers.runs import small
+from tests.helpers.tiers import quick_and_slow
 
 THREE = ("--seeds", "0-2")
 OFTEN = ("--save-every", "0.001", "--parallel", "2")
@@ -40,14 +41,16 @@ def test_a_run_that_is_named_twice_is_run_once(tmp_path):
     assert records[0] is records[2]
 
 
-def test_an_error_in_one_process_reaches_the_user(tmp_path, capfd):
-    """And nothing else does, such as complaints of processes that were just starting. The others stop and are saved."""
+@pytest.mark.parametrize("engine", quick_and_slow(("eager", "auto"), ("eager",)))
+def test_an_error_in_one_process_reaches_the_user(engine, tmp_path, capfd):
+    """And nothing else does, such as complaints of processes that were just starting, or that import the compiler while they
+    end. The others stop and are saved."""
     runs = [small("hat", seed, regime=Regime(epochs=1000, patience=1000)) for seed in range(3)]
     with (
         folder_of(runs[0], tmp_path),
         pytest.raises(ValueError, match=f"{runs[0].name} is being run by another process"),
     ):
-        run_all(runs, tmp_path, parallel=2)
+        run_all(runs, tmp_path, parallel=2, engine=engine)
     assert capfd.readouterr() == ("", "")
     assert not list(tmp_path.glob("*.json")), "nobody waited for the others"
 
@@ -114,6 +117,7 @@ def assert_goes_on(out: Path, whole: Path) -> None:
     assert {path.suffix for path in out.iterdir()} == {".json"}
 
 
+@pytest.mark.slow
 @processes_are_listed
 def test_ctrl_c_stops_all_and_the_same_command_goes_on(tmp_path):
     """Ctrl-C goes to every process of a terminal's foreground group at once."""

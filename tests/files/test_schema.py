@@ -17,6 +17,29 @@ def test_correct_values_pass():
     schema.matrix(schema.number(), 2)("m", [[1, 2.5], [3, -4]])
     schema.number(finite=False, null=True)("n", math.nan)
     schema.number(finite=False, null=True)("n", None)
+    schema.number()("n", -schema.LARGEST)
+    schema.number()("n", schema.LARGEST)
+    schema.items(schema.text)("l", [])
+    schema.items(schema.text, 2)("l", ["a", "b"])
+    schema.line("l", "x" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "expected"),
+    [
+        (schema.number(), None, "v must be a number, not None"),
+        (schema.number(null=True), "x", "v must be a number or null, not 'x'"),
+        (schema.number(finite=False), None, "v must be a number, not None"),
+        (schema.items(schema.text, 2), ["a"], r"v must be a list of 2, not \['a'\]"),
+        (schema.items(schema.text, 2), ["a", "b", "c"], r"v must be a list of 2, not \['a', 'b', 'c'\]"),
+        (schema.items(schema.text), ["a", 1], r"v\[1\] must be a text, not 1"),
+        (schema.matrix(schema.number(), 2), [[1, 2], [3, "x"]], r"v\[1\]\[1\] must be a number, not 'x'"),
+        (schema.line, "x" * 1001, "v must be a line of text, not 'xxx"),
+    ],
+)
+def test_wrong_values(check, value, expected):
+    with pytest.raises(ValueError, match=f"^{expected}"):
+        check("v", value)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 QUICK = ("sgd", "hat", "ewc")  # one method of each kind: plain, isolated, with a penalty
 
 
-def quick_and_slow(names: Iterable[str], quick: Iterable[str] = QUICK) -> list[Any]:
+def quick_and_slow(names: Iterable[Any], quick: Iterable[Any] = QUICK) -> list[Any]:
     """Parameters of a test, all but the quick ones marked as slow."""
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
