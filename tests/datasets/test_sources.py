@@ -279,7 +279,7 @@ def test_addresses_with_https_come_first_and_checksums_are_whole():
     assert {name for name, spec in SETS.items() if spec.files and not all(file.sha256 for file in spec.files)} == {
         "notmnist",
         "gtsrb",
-    }, "no source publishes one"
+    }, "no published one is known to us"
 
 
 def test_a_server_that_fails_once_is_tried_again(folder, site, digits, monkeypatch):
