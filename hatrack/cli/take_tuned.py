@@ -1,4 +1,4 @@
-"""`hatrack run --tuned`: options from the outcomes of searches, and what records tell of them."""
+"""`hatrack run ... --tuned`: options from the outcomes of searches, and what records tell of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

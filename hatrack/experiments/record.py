@@ -103,11 +103,16 @@ class Record:
             "forgetting": metrics.forgetting(self.accuracy),
             "forgetting_mirzadeh": metrics.forgetting_mirzadeh(self.accuracy),
             "backward": metrics.backward_transfer(self.accuracy),
-            "forward": metrics.forward_transfer(self.accuracy, self.before) if self.spec.heads == "shared" else math.nan,
+            "forward": metrics.forward_transfer(self.accuracy, self.before) if self._transfers_forward else math.nan,
             "without_task_id": metrics.mean(self.without_task_id),
             "loss_forgetting": metrics.loss_forgetting(self.train_loss),
             **({"routed": metrics.mean(self.routed.accuracy)} if self.routed else {}),
         }
+
+    @property
+    def _transfers_forward(self) -> bool:
+        """Whether an earlier task could help a later one before that is learned: they have the same outputs."""
+        return self.spec.heads == "shared" and self.spec.scenario != "class"
 
     @property
     def valid_average(self) -> float:

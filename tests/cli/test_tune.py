@@ -1,4 +1,4 @@
-"""`hatrack tune` and `hatrack run --tuned` from the command line: spaces, protocols, outcomes, and what is refused."""
+"""`hatrack tune` and `hatrack run ... --tuned` from the command line: spaces, protocols, outcomes, and what is refused."""
 
 import json
 import subprocess
