@@ -80,7 +80,9 @@ class Regime:
         Literal["stop", "halve"],
         Option("when the loss is not finite: stop, or begin the fit again with half the learning rate", added=True),
     ] = "stop"
-    steps: Annotated[int, Option("training steps of every fit, in place of EPOCHS; 0: EPOCHS", low=0, added=True)] = 0
+    steps: Annotated[
+        int, Option("steps of a fit in place of EPOCHS, unless its method sets its epochs; 0: EPOCHS", low=0, added=True)
+    ] = 0
 
     def __post_init__(self) -> None:
         check(Regime, vars(self))

@@ -133,8 +133,8 @@ def load_own(place: str) -> Any:
     try:
         return load(place)
     except AttributeError:
-        classes = [key for key, value in vars(loaded).items() if isinstance(value, type) and value.__module__ == module]
-        raise ValueError(f"{module} has no {name!r}; {nearest(name, classes)}") from None
+        known = [key for key, value in vars(loaded).items() if callable(value) and value.__module__ == module]
+        raise ValueError(f"{module} has no {name!r}; {nearest(name, known)}") from None
 
 
 def source_digest(item: Any) -> str:

@@ -3,41 +3,41 @@
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from hatrack.cli.trunks import own_trunk
+from hatrack.cli.trunks import load_model
 from hatrack.methods.certificate import Comparison, compare_certificates, load_certificate, save_certificate
 from hatrack.text import say
-from hatrack.training.saving import load
 
 
-def certify(model: Path, out: Path | None, trunk: str) -> None:
+def certify(model: Path, out: Path | None, trunk: str, method: str) -> None:
     """Write the certificate of a saved model.
 
     Args:
         model: the file of the model.
         out: the file to write; by default beside the model.
         trunk: the place of a function that makes its trunk, "module:name"; "" if the file says it.
+        method: the place of the class of its method, if it is the user's own.
     """
-    found = load(model, own_trunk(trunk)).certificate()
+    found = load_model(model, trunk, method).certificate()
     path = out or model.with_suffix(".certificate")
+    if path.exists():
+        load_certificate(path)  # an error if it is another file
     save_certificate(found, path)
     say(f"{len(found['tasks'])} {'task' if len(found['tasks']) == 1 else 'tasks'} certified in {path}")
 
 
-def verify(new: Path, against: Path, trunk: str) -> int:
+def verify(new: Path, against: Path, trunk: str, method: str) -> int:
     """Compare a model with an earlier one, or with its certificate, task by task.
 
     Args:
         new: the later model, or its certificate.
         against: the earlier model, or its certificate.
         trunk: the place of a function that makes the trunk of models, "module:name"; "" if the files say it.
+        method: the place of the class of their method, if it is the user's own.
 
     Returns:
         The exit code: 0 if every old task is there and unchanged, 1 if not.
     """
-    made = own_trunk(trunk)
-    found = compare_certificates(_certificate(new, made), _certificate(against, made))
+    found = compare_certificates(*(_certificate(path, trunk, method) for path in (new, against)))
     for line in lines(found):
         say(line)
     return 0 if found.kept else 1
@@ -49,6 +49,6 @@ def lines(found: Comparison) -> list[str]:
     return [f"{word}: task {name!r}" for word, names in words.items() for name in names]
 
 
-def _certificate(path: Path, trunk: nn.Module | None) -> dict[str, Any]:
+def _certificate(path: Path, trunk: str, method: str) -> dict[str, Any]:
     """Return the certificate in a file, or of the model in it, whose digests are computed anew from its tensors."""
-    return load(path, trunk).certificate() if path.suffix == ".safetensors" else load_certificate(path)
+    return load_model(path, trunk, method).certificate() if path.suffix == ".safetensors" else load_certificate(path)

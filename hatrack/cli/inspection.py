@@ -10,48 +10,50 @@ from rich.table import Table
 from rich.text import Text
 
 from hatrack.cli.group import imported_when_called
-from hatrack.cli.trunks import own_trunk
+from hatrack.cli.trunks import load_model
 from hatrack.experiments.record import Record
 from hatrack.inspection.capacity import Capacity
 from hatrack.inspection.measuring import capacity
 from hatrack.methods.method import Method
 from hatrack.text import SCARCE, say, visible
-from hatrack.training.saving import load
 
-MOST = 12  # tasks in a table of a terminal; of more, the last
+WIDTH, FIRST = 7, 38  # letters of a column of numbers, and of the first two columns together
 draw_masks = imported_when_called("hatrack.reporting.masks:draw_masks")  # it needs matplotlib
 
 
-def inspect(thing: Path, pictures: Path | None, trunk: str) -> None:
+def inspect(thing: Path, pictures: Path | None, trunk: str, method: str) -> None:
     """Print the capacity that a record holds, or that of a saved model.
 
     Args:
         thing: the file of a record or of a model.
         pictures: where to draw the masks of a model; None: nowhere.
         trunk: the place of a function that makes the model's trunk, "module:name"; "" if the file says it.
+        method: the place of the class of the model's method, if it is the user's own.
     """
-    method: Method | None = None
+    model: Method | None = None
     if thing.suffix == ".json":
         record = Record.load(thing)
         kept = thing.with_suffix(".safetensors")
-        method = load(kept) if pictures and kept.exists() else None
+        model = load_model(kept, trunk, method) if pictures and kept.exists() else None
         found = Capacity.from_dict(record.weights_used) if record.weights_used else Capacity([])
     else:
-        method = load(thing, own_trunk(trunk))
-        found = capacity(method)
+        model = load_model(thing, trunk, method)
+        found = capacity(model)
     if not found.layers:
         raise ValueError(f"{thing} has no masks to look at: hat, pmask and packnet have, in records from version 0.2 on")
     show(found)
-    if pictures and method is None:
+    if pictures and model is None:
         raise ValueError(f"pictures of masks need the model: hatrack run ... --keep-model keeps it beside {thing.name}")
-    if pictures and method is not None:
-        say(f"{draw_masks(method, pictures)} pictures in {pictures}")
+    if pictures and model is not None:
+        say(f"{draw_masks(model, pictures)} pictures in {pictures}")
 
 
 def show(found: Capacity) -> None:
     """Print the tables and sentences of a capacity."""
     console = Console()
-    last = list(range(len(found.tasks)))[-MOST:]
+    last = list(range(len(found.tasks)))[-max(3, (console.width - FIRST) // WIDTH) :]
+    if len(last) < len(found.tasks):
+        say(f"the last {len(last)} of {len(found.tasks)} tasks are shown; a wider terminal shows more")
     layers = _table("weights used after each task, in %", "layer", "weights", last)
     for layer in found.layers:
         layers.add_row(Text(visible(layer.title)), f"{layer.weights:,}", *_percents(layer.used[t] for t in last))
@@ -70,9 +72,10 @@ def show(found: Capacity) -> None:
 def _table(title: str, first: str, second: str, tasks: Iterable[int]) -> Table:
     """Return a table with two columns and one for each task, by its number from 1."""
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), title=title, title_justify="left")
-    table.add_column(first, no_wrap=True)
-    for name in (second, *(str(t + 1) for t in tasks)):
-        table.add_column(name, justify="right")
+    table.add_column(first, no_wrap=True, overflow="ellipsis", max_width=FIRST - 14)
+    table.add_column(second, justify="right", no_wrap=True, min_width=10)
+    for t in tasks:
+        table.add_column(str(t + 1), justify="right", no_wrap=True, min_width=5)
     return table
 
 

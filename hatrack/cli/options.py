@@ -22,6 +22,10 @@ BUDGET = click.option(
     "--budget", metavar="COST=LIMIT,...", help="leave out methods that cost more, in multiples of sgd: bytes=1.5x,steps=2x"
 )
 BUDGET_OF = click.option("--budget-of", metavar="METHOD", default="sgd", help="the method that sets the budget [sgd]")
+KEEP_MODEL = click.Option(["--keep-model"], is_flag=True, help="save the model beside the record, as NAME.safetensors")
+method_option = click.option(
+    "--method", metavar="MODULE:CLASS", default="", help="the class of the model's method, if it is one of your own"
+)
 trunk_option = click.option(
     "--trunk", metavar="MODULE:NAME", default="", help="a function that makes the model's trunk, if the file does not say it"
 )

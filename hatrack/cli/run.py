@@ -9,7 +9,7 @@ import click
 
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.cli.group import imported_when_called
-from hatrack.cli.options import FOLDER, flag, from_parameter, how_to_run, named, own_methods
+from hatrack.cli.options import FOLDER, KEEP_MODEL, flag, from_parameter, how_to_run, named, own_methods
 from hatrack.experiments.spec import Run
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
@@ -210,7 +210,7 @@ FIXED = [
     click.Option(
         ["--with-references"], is_flag=True, help="run joint and random as well, for the forgetting ratio, and independent"
     ),
-    click.Option(["--keep-model"], is_flag=True, help="save the model beside the record, as NAME.safetensors"),
+    KEEP_MODEL,
     click.Option(
         ["--tuned"],
         multiple=True,

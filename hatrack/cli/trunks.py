@@ -1,8 +1,32 @@
-"""The trunk of a saved model, made by a function of the user's."""
+"""Loading a saved model whose trunk, and perhaps whose method, is code of the user's."""
+
+from pathlib import Path
 
 from torch import nn
 
+from hatrack.methods import METHODS
+from hatrack.methods.method import Method
 from hatrack.registry import load_own
+from hatrack.training.saving import load
+
+
+def load_model(path: Path, trunk: str, method: str) -> Method:
+    """Load a saved model.
+
+    Args:
+        path: the file.
+        trunk: the place of a function that makes its trunk, "module:name"; "" if the file says it.
+        method: the place of the class of its method; "" if it is one of the library's.
+    """
+    made, kind = own_trunk(trunk), METHODS.find(method) if method else None
+    try:
+        return load(path, made, method=kind)
+    except ValueError as error:
+        if made is None and "how its trunk is built" in str(error):
+            raise ValueError(f"{path} does not say how its trunk is built: --trunk MODULE:FUNCTION does") from None
+        if kind is None and "not a method of this package" in str(error):
+            raise ValueError(f"{path} holds a method of your own: --method MODULE:CLASS names it") from None
+        raise
 
 
 def own_trunk(place: str) -> nn.Module | None:
@@ -13,10 +37,12 @@ def own_trunk(place: str) -> nn.Module | None:
     """
     if not place:
         return None
+    if ":" not in place:
+        raise ValueError(f"--trunk takes MODULE:FUNCTION, such as mymodule:make_trunk, not {place!r}")
     try:
         made = load_own(place)()
-    except ValueError as error:
-        raise ValueError(f"--trunk {place}: {error}") from error
+    except Exception as error:  # the user's function may raise anything
+        raise ValueError(f"--trunk {place}: {type(error).__name__}: {error}") from error
     if not isinstance(made, nn.Module):
         raise ValueError(f"--trunk {place} makes a {type(made).__name__}, not an nn.Module")
     return made

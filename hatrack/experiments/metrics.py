@@ -85,12 +85,17 @@ def forward_transfer(accuracy: ArrayLike, before: ArrayLike) -> float:
     return float((np.diag(a, 1) - b[1:]).mean()) if len(a) > 1 else 0.0
 
 
-def forgetting_ratios(accuracy: ArrayLike, joint: ArrayLike, random: ArrayLike) -> Matrix:
+def forgetting_ratios(accuracy: ArrayLike, joint: ArrayLike, random: ArrayLike, *, growing: bool = False) -> Matrix:
     """rho<=t for every t (Serra et al. 2018, Eq. 6): 0 is as good as joint training on the tasks so far, -1 as guessing.
 
-    `joint` and `random` are the accuracy matrices of those two methods; of `random`, only the diagonal is used.
+    Args:
+        accuracy: the accuracy matrix of the method.
+        joint: that of joint training.
+        random: that of guessing. Of it, only the diagonal is used: how well one guesses a task does not depend on others.
+        growing: the classes of all tasks so far are told apart (the scenario "class"), so that it does, and all of `random`
+            is used.
     """
-    a, j, r = matrix(accuracy), matrix(joint), np.diag(matrix(random))
+    a, j, r = matrix(accuracy), matrix(joint), matrix(random) if growing else np.diag(matrix(random))
     if not len(a) == len(j) == len(r):
         raise ValueError(f"the matrices are of {len(a)}, {len(j)} (joint) and {len(r)} (random) tasks")
     with np.errstate(divide="ignore", invalid="ignore"):

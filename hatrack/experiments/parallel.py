@@ -57,7 +57,8 @@ def run_all(
     how["keep_model"] = keep_model
     names = [spec.name for spec in runs]
     todo, found = dict(zip(names, runs, strict=True)), dict[str, Outcome]()
-    workers = min(parallel, sum(again or not folder_of(spec, out).done for spec in todo.values()))
+    folders = [folder_of(spec, out) for spec in todo.values()]
+    workers = min(parallel, sum(again or not f.done or (keep_model and not f.model.exists()) for f in folders))
     with stop_by_signal(), Display(len(todo)) as display:
         work = [
             partial(_one, name, spec, how, partial(display.show, number), found)

@@ -101,7 +101,7 @@ def _place(record: Record) -> tuple[str, int]:
 def _independent(records: Iterable[Record]) -> dict[tuple[str, int], Record]:
     """Return the records of `independent` by setting and seed, those with the fewest options if there are several."""
     found = [record for record in records if record.spec.method == "independent"]
-    found.sort(key=lambda record: -len(record.spec.method_options))
+    found.sort(key=lambda record: -len(record.spec.method_options) - len(untuned(record)))
     return {_place(record): record for record in found}
 
 

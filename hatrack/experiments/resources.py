@@ -1,9 +1,7 @@
 """What a run used: bytes that are kept, memory, steps, floating-point operations, and energy where the device tells it."""
 
-import importlib
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
 
 import torch
 
@@ -36,7 +34,8 @@ def device_energy(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     with suppress(Exception):  # no package, no driver, or a GPU without a meter
-        nvml: Any = importlib.import_module("pynvml")
+        import pynvml as nvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
         nvml.nvmlInit()
         handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000  # from millijoules

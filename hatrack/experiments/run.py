@@ -26,6 +26,7 @@ from hatrack.experiments.resources import EnergyMeter, costs_of
 from hatrack.experiments.routing import fit_and_route
 from hatrack.experiments.run_folder import RunFolder, unfinished
 from hatrack.experiments.spec import Run as Run
+from hatrack.files.atomic import is_plain
 from hatrack.inspection.measuring import CapacityCurve, capacity
 from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
@@ -85,9 +86,8 @@ def run(
     choose_engine(engine, torch.device(device).type, 0)  # an error now if it can't be had
     check_precision(precision, torch.device(device))
     folder = None if out is None else folder_of(spec, Path(out), minutes=save_every)
+    again = again or bool(folder and keep_model and folder.done and not folder.model.exists())  # the model was not kept
     if folder and folder.done and not again:
-        if keep_model and not folder.model.exists():
-            raise ValueError(f"{folder.record} is there, but its model was not kept; --again runs it again")
         record = Record.load(folder.record)
         folder.tidy()
         return record
@@ -135,6 +135,8 @@ def run(
         if folder and keep_model:
             save(method, folder.model, network=(spec.network, spec.network_options))
         if folder:
+            if not keep_model and is_plain(folder.model):  # of the record that is replaced now
+                folder.model.unlink()
             record.save(folder.path.parent)
             folder.remove_states()
     return record
@@ -174,7 +176,7 @@ def stopped_runs(out: Path, own: Collection[str] = ()) -> tuple[list[Run], list[
 
 
 def _run(
-    spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: float, after_task: AfterTask | None
+    spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: float, after_task: AfterTask | None = None
 ) -> Record:
     rows: dict[str, list[Any]] = {name: [] for name in ("before", "tests", "trains", "valids", "seconds", "usage")}
     tests, trains = [task.test for task in tasks], [_some(task.train, spec.train_examples) for task in tasks]

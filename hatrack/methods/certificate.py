@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hatrack.methods.method import Method
 
 KIND, FORMAT = "hatrack certificate", 1
+TOLERANCE = 1e-2  # of answers, as a share of the largest of them: the last bits depend on the machine and the build of torch
 TASK = schema.fields({
     "number": schema.number(0, 2**40, whole=True),
     "name": schema.text,
@@ -103,6 +104,9 @@ def load_certificate(path: Path | str) -> dict[str, Any]:
         raise ValueError(f"{path} is not a certificate that this version can read")
     if found != signed(found):
         raise ValueError(f"{path}: the certificate was changed after it was written")
+    numbers = [task["number"] for task in found["tasks"]]
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(f"{path} is not a certificate: it has no task, or one twice")
     return dict(found)
 
 
@@ -112,7 +116,7 @@ class Comparison:
 
     Attributes:
         same: tasks that use the same bits.
-        changed: tasks that use other bits.
+        changed: tasks that use other bits, or give other answers on the example: then the code of the trunk differs.
         missing: tasks that are gone, or have another number.
         added: tasks that only the new one has.
     """
@@ -129,7 +133,7 @@ class Comparison:
 
 
 def compare_certificates(new: Mapping[str, Any], old: Mapping[str, Any]) -> Comparison:
-    """Compare two certificates task by task, by their digests.
+    """Compare two certificates task by task: digests exactly, answers on the example to a tolerance.
 
     Args:
         new: what `certificate` returns for the later method.
@@ -146,10 +150,19 @@ def compare_certificates(new: Mapping[str, Any], old: Mapping[str, Any]) -> Comp
         >>> hr.compare_certificates(method.certificate(), before)
         Comparison(same=['digits'], changed=[], missing=[], added=['signs'])
     """
-    now = {(task["number"], task["name"]): task["digest"] for task in new["tasks"]}
-    then = {(task["number"], task["name"]): task["digest"] for task in old["tasks"]}
+    now = {(task["number"], task["name"]): task for task in new["tasks"]}
+    then = {(task["number"], task["name"]): task for task in old["tasks"]}
     result = Comparison(added=[key[1] for key in now if key not in then])
     for key, before in then.items():
-        place = result.missing if key not in now else result.same if now[key] == before else result.changed
+        place = result.missing if key not in now else result.same if _same(now[key], before) else result.changed
         place.append(key[1])
     return result
+
+
+def _same(now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
+    """Return whether a task uses the same bits and gives the same answers, but for rounding."""
+    if now["digest"] != then["digest"] or list(map(len, now["answers"])) != list(map(len, then["answers"])):
+        return False
+    pairs = [pair for both in zip(now["answers"], then["answers"], strict=True) for pair in zip(*both, strict=True)]
+    bound = TOLERANCE * max([1.0, *(abs(b) for _, b in pairs if b is not None)])
+    return all(a is b is None or (a is not None and b is not None and abs(a - b) <= bound) for a, b in pairs)

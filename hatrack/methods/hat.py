@@ -292,8 +292,10 @@ class HAT(Method):
 
     def weight_masks(self, task: int) -> dict[str, Tensor]:
         """Return which weights lie between two units that a task uses, by name: bools in the shape of the parameter."""
+        self.net.check_task_id(task)
         shares = self.units.weight_masks(self._open_units(task).float())
-        return {name: share == 1 for name, share in shares.items() if name in self.units.traced}
+        frozen = self.built[1]  # by the user: no task takes them
+        return {name: share == 1 for name, share in shares.items() if name in self.units.traced and name not in frozen}
 
     @torch.no_grad()
     def _open_units(self, task: int) -> Tensor:

@@ -262,6 +262,8 @@ class Method(nn.Module):
             self.history[task.index] = task.name
             if self.stored_images and kept is not None:
                 self.stored_images.store(task.index, kept)
+            if self.router.tasks() and {*self.history} - {task.index} <= {*self.router.tasks()}:
+                fit_router(self, task)  # it knew all the others, so that it goes on to know all
         return counted.end(task, usage)
 
     def __call__(self, x: Tensor, task: TaskId) -> Tensor:
@@ -365,6 +367,8 @@ class Method(nn.Module):
             self.net.check_task_id(number)
             if self.history:
                 self.check_learned(number)
+        if not len(raw):
+            return torch.zeros(0, dtype=torch.int64, device=raw.device)
         seen = self.net.preprocess(raw, task)
         off = seen.abs().max().item() if raw.numel() and raw.is_floating_point() else 0.0
         if not math.isfinite(off):
@@ -391,6 +395,8 @@ class Method(nn.Module):
         raw = channels_first("images", as_tensor("images must be numbers", images).to(self.net.example.device))
         if raw.is_complex():
             raise ValueError(f"images must be real numbers, not {str(raw.dtype).removeprefix('torch.')}")
+        if not raw.isfinite().all():
+            raise ValueError("images hold values that are NaN or infinite")
         return self.net.preprocessing.in_kind(raw)
 
     @final

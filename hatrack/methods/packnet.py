@@ -216,6 +216,7 @@ class PackNet(Method):
     def weight_masks(self, task: int) -> dict[str, Tensor]:
         """Return which weights a task uses, its own and those of tasks before it, by name. While it is learned, its own are
         those that were kept when it was pruned."""
+        self.net.check_task_id(task)
         owned = self._used(task) & (self.owner > 0)
         named = zip(self.packed, pieces(owned, self._parameters_named(self.packed)), strict=True)
         return {name.removeprefix("trunk."): part for name, part in named}

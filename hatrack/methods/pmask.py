@@ -233,6 +233,7 @@ class PMASK(Method):
 
     def weight_masks(self, task: int) -> dict[str, Tensor]:
         """Return which weights a task uses, by name: bools in the shape of the parameter."""
+        self.net.check_task_id(task)
         named = zip(self.names, pieces(self.final_gates(task), self.weights()), strict=True)
         return {name.removeprefix("trunk."): gate for name, gate in named}
 

@@ -59,7 +59,7 @@ def ratios(record: Record, references: References) -> metrics.Matrix | None:
     if references.joint is None or references.random is None:
         return None
     joint, random = counted_accuracy(references.joint), references.random.accuracy
-    return metrics.forgetting_ratios(counted_accuracy(record), joint, random)
+    return metrics.forgetting_ratios(counted_accuracy(record), joint, random, growing=record.spec.scenario == "class")
 
 
 def accuracy_on(task: int, after: int) -> Quantity:

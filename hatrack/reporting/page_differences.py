@@ -1,6 +1,7 @@
 """The part of the page that compares methods with each other: which differences are more than noise, and what to doubt."""
 
 import math
+from itertools import accumulate
 
 from hatrack.experiments.record import Record
 from hatrack.experiments.statistics import FEWEST, Difference, compare, leaders
@@ -84,13 +85,10 @@ def _same(one: Record, two: Record) -> bool:
 
 
 def _at_chance(record: Record) -> bool:
-    classes = [task.classes for task in record.tasks]
-    guessing = (
-        1 / max(1, sum(classes))
-        if record.spec.scenario == "class"
-        else sum(1 / max(1, task.classes) for task in record.tasks) / len(record.tasks)
-    )
-    return record.summary["learning"] <= CHANCE * guessing
+    classes = [max(1, task.classes) for task in record.tasks]
+    if record.spec.scenario == "class":  # a task is told apart from those before it
+        classes = list(accumulate(classes))
+    return record.summary["learning"] <= CHANCE * sum(1 / count for count in classes) / len(classes)
 
 
 def _grew(record: Record) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 from hatrack.experiments import metrics
 from hatrack.experiments.metrics import Matrix
 from hatrack.experiments.record import Record
+from hatrack.experiments.records import untuned
 
 REFERENCES = ("joint", "random")  # the upper and the lower reference of the forgetting ratio; they are not ranked
 OF_THE_LAST_ROW = (
@@ -60,8 +61,11 @@ def reference_records(records: Iterable[Record], method: str, seed: int) -> list
 
 
 def _variant(record: Record) -> tuple[str, ...]:
-    """Return the options of a reference that make it another one, as texts in order; empty if there are none."""
-    return tuple(sorted(f"{name}={value!r}" for name, value in record.spec.method_options.items() if name != "at"))
+    """Return the options of a reference that make it another one, as texts in order; empty if there are none. Options of
+    the regime that were tuned count as well."""
+    options = {name: value for name, value in record.spec.method_options.items() if name != "at"}
+    options |= {name: record.spec.regime.get(name) for name in untuned(record)}
+    return tuple(sorted(f"{name}={value!r}" for name, value in options.items()))
 
 
 def reference_accuracy(records: Iterable[Record], method: str, seed: int) -> Matrix | None:

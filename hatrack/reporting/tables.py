@@ -231,7 +231,7 @@ def ratios(setting: Setting, record: Record) -> metrics.Matrix | None:
     joint, random = (reference_accuracy(setting.records, name, record.spec.seed) for name in REFERENCES)
     if joint is None or random is None:
         return None
-    return metrics.forgetting_ratios(counted_accuracy(record), joint, random)
+    return metrics.forgetting_ratios(counted_accuracy(record), joint, random, growing=record.spec.scenario == "class")
 
 
 def intransigence(setting: Setting, record: Record) -> float:

@@ -110,10 +110,15 @@ def count_trial_step(step: Callable[..., Tensor], inputs: tuple[Tensor, ...], mo
 
 
 def held_bytes(module: nn.Module, optimizers: list[Optimizer]) -> int:
-    """Return the bytes of a method's tensors, of the gradients of what is trained, and of the optimizers' state."""
+    """Return the bytes of a method's tensors, of the gradients of what is trained, and of the optimizers' state.
+
+    Modules in a plain list, such as the teacher of LwF, count as well.
+    """
+    lists = [item for value in vars(module).values() if isinstance(value, list) for item in value]
+    others = [t for item in lists if isinstance(item, nn.Module) for t in (*item.parameters(), *item.buffers())]
     states = [tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in state.values()]
     trained = [weight for optimizer in optimizers for weight in optimizer.weights]
-    return sum(t.nbytes for t in (*module.parameters(), *module.buffers(), *trained, *states))
+    return sum(t.nbytes for t in (*module.parameters(), *module.buffers(), *others, *trained, *states))
 
 
 def reset_peak(device: torch.device) -> None:

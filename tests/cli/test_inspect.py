@@ -1,5 +1,6 @@
 """`hatrack inspect`, `certify` and `verify` on a run whose model was kept, and on a model of the user's own."""
 
+import importlib
 import json
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 
 from hatrack import HAT, Network, Record, Regime, Trainer, capacity, load, run, save
 from hatrack.__main__ import main
+from hatrack.cli.inspection import show
+from hatrack.inspection.capacity import Capacity, LayerCapacity
 from tests.helpers.runs import small
 from tests.helpers.toys import toy_tasks
 
@@ -33,13 +36,17 @@ def test_a_kept_model_is_loaded_without_a_trunk_and_is_that_of_the_record(kept):
     assert list(method.history.values()) == [task.name for task in Record.load(record).tasks]
 
 
-def test_a_run_whose_model_was_not_kept_is_not_taken_for_one(tmp_path):
+def test_a_run_whose_model_was_not_kept_is_run_again_for_it(tmp_path):
     one = small(regime=Regime(epochs=1))
-    run(one, tmp_path)
-    with pytest.raises(ValueError, match="its model was not kept; --again"):
-        run(one, tmp_path, keep_model=True)
-    run(one, tmp_path, keep_model=True, again=True)
-    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    before = run(one, tmp_path)
+    after = run(one, tmp_path, keep_model=True)
+    assert after.accuracy == before.accuracy
+    (model,) = tmp_path.glob("*.safetensors")
+    written = model.stat().st_mtime_ns
+    run(one, tmp_path, keep_model=True)
+    assert model.stat().st_mtime_ns == written
+    run(one, tmp_path, again=True)
+    assert not model.exists(), "it belonged to the record that was replaced"
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -72,6 +79,8 @@ def test_mistakes(kept, tmp_path, capsys):
         (("certify", str(model)), "sgd does not guarantee"),
         (("verify", str(model)), "--against"),
         (("certify", str(files(kept, "hat")[1]), "--trunk", "nowhere:f"), "--trunk nowhere:f"),
+        (("certify", str(files(kept, "hat")[1]), "--trunk", "nowhere"), "MODULE:FUNCTION"),
+        (("certify", str(files(kept, "hat")[1]), "--out", str(files(kept, "sgd")[1])), "is not a certificate"),
     ):
         assert main(words) == 2
         assert text in capsys.readouterr().err
@@ -83,6 +92,7 @@ def test_certify_and_verify_a_model_of_a_users_own(tmp_path, monkeypatch, capsys
         "from torch import nn\n"
         "def make(): return nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU())\n"
         "def none(): return 3\n"
+        "def broken(): raise RuntimeError('no disk')\n"
     )
     tasks = toy_tasks(2)
     trunk = torch.nn.Sequential(
@@ -108,3 +118,39 @@ def test_certify_and_verify_a_model_of_a_users_own(tmp_path, monkeypatch, capsys
     assert "does not say how its trunk is built" in capsys.readouterr().err
     assert main(("verify", "v2.safetensors", "--against", "v1.certificate", "--trunk", "ourtrunk:none")) == 2
     assert "makes a int, not an nn.Module" in capsys.readouterr().err
+    assert main(("verify", "v2.safetensors", "--against", "v1.certificate", "--trunk", "ourtrunk:broken")) == 2
+    assert "RuntimeError: no disk" in capsys.readouterr().err
+
+
+def test_a_trunk_that_computes_something_else_is_a_change(tmp_path, monkeypatch, capsys):
+    """Its tensors are the same bits, so that only the answers tell."""
+    monkeypatch.chdir(tmp_path)
+    layers = "nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.{0}(), nn.Linear(12, 8), nn.{0}())"
+    (tmp_path / "twotrunks.py").write_text(
+        f"from torch import nn\ndef relu(): return {layers.format('ReLU')}\ndef tanh(): return {layers.format('Tanh')}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    twotrunks = importlib.import_module("twotrunks")
+    tasks = toy_tasks(1)
+    old, new = HAT(Network(twotrunks.relu(), tasks=tasks)), HAT(Network(twotrunks.tanh(), tasks=tasks))
+    old.learn(tasks[0], Trainer(Regime(epochs=1, batch=16)))
+    new.load_state_dict(old.state_dict())
+    new.digests = {}
+    save(old, "old.safetensors")
+    save(new, "new.safetensors")
+    assert main(("certify", "old.safetensors", "--trunk", "twotrunks:relu")) == 0
+    capsys.readouterr()
+    assert main(("verify", "new.safetensors", "--against", "old.certificate", "--trunk", "twotrunks:tanh")) == 1
+    assert capsys.readouterr().out.splitlines() == [f"changed: task {tasks[0].name!r}"]
+
+
+def test_the_table_fits_the_terminal_and_cuts_no_number(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shares = [1 - 0.9**t for t in range(1, 31)]
+    layer = LayerCapacity("a", "a layer with a very long name indeed", 1_234_567, shares, shares, [1] * 31)
+    rows = [[1.0] * 30 for _ in range(30)]
+    show(Capacity([f"task {t}" for t in range(30)], [layer], shares, shares, rows, [1] * 31))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "the last 6 of 30 tasks are shown; a wider terminal shows more" in lines
+    assert any("1,234,567" in line and f"{100 * shares[-1]:.1f}" in line for line in lines)

@@ -121,6 +121,14 @@ def test_forgetting_ratios_use_only_the_diagonal_of_random():
     assert metrics.forgetting_ratios([[0.9, 0], [0.5, 0.9]], joint, random).tolist() == close([0, -0.25])
 
 
+def test_in_a_growing_head_guessing_gets_harder_with_every_task():
+    joint, random = np.full((2, 2), 0.9), np.array([[0.5, 0.0], [0.25, 0.3]])
+    # t=1: (0.25 - 0.25) / 0.65 - 1 = -1; (0.6 - 0.3) / 0.6 - 1 = -0.5     mean -0.75
+    found = metrics.forgetting_ratios([[0.5, 0], [0.25, 0.6]], joint, random, growing=True)
+    assert found.tolist() == close([-1, -0.75])
+    assert metrics.forgetting_ratios(random, joint, random, growing=True).tolist() == close([-1, -1])
+
+
 def test_forgetting_ratio_is_not_finite_where_joint_is_no_better_than_guessing():
     ratios = metrics.forgetting_ratios([[0.5, 0], [0.9, 0.9]], [[0.1, 0], [0.9, 0.9]], np.diag([0.1, 0.1]))
     assert not math.isfinite(ratios[0])  # (0.5 - 0.1) / 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hatrack import HAT, Network, Regime, Trainer, capacity
+from hatrack import HAT, METHODS, Network, Regime, Trainer, capacity
 from hatrack.inspection.capacity import Capacity
 from hatrack.inspection.layers import layer_titles
 from hatrack.inspection.measuring import CapacityCurve
@@ -108,6 +108,25 @@ def test_the_curve_ends_at_the_capacity_after_the_task(name):
         assert len(result.used) == len(result.epochs)
         if name != "packnet" or method.options["retrain"]:  # pruned after the last epoch otherwise
             assert capacity(method).used[-1] in [pytest.approx(share) for share in result.used]
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_layers_that_the_user_froze_are_not_counted(name):
+    tasks = toy_tasks(1)
+    trunk = nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU())
+    method = METHODS[name](Network(trunk, tasks=tasks, freeze="1"))
+    learn(method, tasks)
+    found = capacity(method)
+    assert [layer.name.removesuffix(".weight") for layer in found.layers] == ["3"]
+    assert 0 < found.used[0] < 1
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_number_that_no_task_has_is_refused(name):
+    method = make(name, toy_tasks(1))
+    for wrong in (-1, 1):
+        with pytest.raises(IndexError, match=f"no task {wrong}"):
+            method.weight_masks(wrong)
 
 
 def test_a_layer_that_is_called_twice_and_convolutions_have_titles():

@@ -109,6 +109,8 @@ def test_a_changed_or_foreign_certificate_is_refused(tmp_path, capsys):
         (signed({**good, "format": 99}), "not a certificate that this version can read"),
         (signed({**good, "tasks": [{"name": 3}]}), "is not a certificate: tasks"),
         ({"a": 1}, "is not a certificate"),
+        (signed({**good, "tasks": []}), "no task, or one twice"),
+        (signed({**good, "tasks": good["tasks"] * 2}), "no task, or one twice"),
     ):
         path.write_text(json.dumps(wrong))
         with pytest.raises(ValueError, match=text):

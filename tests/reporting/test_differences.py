@@ -41,6 +41,18 @@ def test_a_method_at_chance():
     assert not cautions(settings(rows("random", 0.33, 0.33))[0]), "a reference"
 
 
+def test_chance_in_a_growing_head():
+    """Two tasks of three classes: the first is guessed among three, the second among six, so that 1/4 is chance."""
+
+    def growing(*levels):
+        found = [make("hat", seed, [[level, 0.0], [level, level]]) for seed, level in enumerate(levels)]
+        return settings([replace(record, spec=record.spec.replace(scenario="class")) for record in found])[0]
+
+    (said,) = cautions(growing(0.26, 0.27))
+    assert in_order(said, "hat", "guessing")
+    assert not cautions(growing(0.26, 0.29))
+
+
 def test_a_training_loss_that_grew():
     def with_losses(*losses):
         curve = Curve(0, 0, [CurvePoint(0.1, loss, None, None) for loss in losses])

@@ -13,8 +13,10 @@ from rich.console import Console
 
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Costs, Seconds
+from hatrack.experiments.records import _independent
 from hatrack.regime import Regime
 from hatrack.reporting import tables
+from hatrack.reporting.references import reference_accuracy
 from hatrack.reporting.tables import csv_text, label, option_text, ranking, settings, terminal
 from tests.helpers.records import ACCURACY, make, with_spec
 
@@ -176,3 +178,21 @@ def test_the_terminal_shows_the_same_numbers_in_100_columns() -> None:
     line = next(line for line in text.splitlines() if "sgd" in line)
     assert re.split(r"\s{2,}", line.strip()) == [
         "sgd", "2", "68.8 ± 5.3", "81.2 ± 5.3", "0.250 ± 0.212", "−0.317 ± 0.120", "11.0"]  # noqa: RUF001  # fmt: skip
+
+
+def test_a_tuned_reference_is_another_one():
+    """Whatever the hashes in the names: plain joint training is the reference at every seed."""
+    tuned = {"regime": ["lr"], "regime_without": [0.05]}
+    for rate in (0.01, 0.1616, 0.3):  # other names, in another order
+        plain = make("joint", 0, [[0.9, 0.1], [0.9, 0.9]])
+        other = replace(make("joint", 0, [[0.5, 0.1], [0.5, 0.5]], regime=Regime(lr=rate)), tuned=tuned)
+        for records in ([plain, other], [other, plain]):
+            assert reference_accuracy(records, "joint", 0)[1, 0] == 0.9
+            assert intransigence_base(records) == 0.9
+
+
+def intransigence_base(records):
+    """The accuracy of the record of `independent` that `hr.records` compares with."""
+    alone = [replace(r, spec=r.spec.replace(method="independent")) for r in records]
+    (found,) = _independent(alone).values()
+    return found.accuracy[1][0]

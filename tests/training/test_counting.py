@@ -1,5 +1,7 @@
 """What fits cost: operations against values worked out by hand, numbers of steps and examples, and memory."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -109,6 +111,14 @@ def test_the_costs_of_a_fit(batch):
     buffers = sum(buffer.nbytes for buffer in loop.method.buffers())
     assert result.peak_bytes == 4 * sum(p.nbytes for p in weights) + 4 * len(weights) + buffers
     assert result.peak_bytes == held_bytes(loop.method, loop.optimizers.all)
+
+
+def test_the_teacher_of_lwf_is_held_as_well():
+    tasks = toy_tasks()
+    method = hr.LwF(hr.Network(nn.Sequential(nn.Flatten(), nn.Linear(16, 6)), tasks=tasks))
+    before = held_bytes(method, [])
+    method.teacher = [copy.deepcopy(method.net)]
+    assert held_bytes(method, []) == before + sum(t.nbytes for t in (*method.net.parameters(), *method.net.buffers()))
 
 
 def test_a_trainer_of_users_counts_steps_only():
