@@ -29,6 +29,7 @@ from hatrack.text import say, visible
 from hatrack.training.saving import load
 
 draw_flatness = imported_when_called("hatrack.reporting.flatness:draw_flatness")  # it needs matplotlib
+COLUMNS = ("eigen-\nvalue", "moved", "loss", "forget-\nting\nby next", "second\norder", "bound", "forget-\nting\nat end")
 CORRELATIONS = {
     "eigenvalue": "forgetting of a task at the end, and its largest eigenvalue",
     "distance": "forgetting of task 1 by task 2, and the distance moved in task 2",
@@ -143,16 +144,8 @@ def _table(name: str, runs: Sequence[Flatness]) -> Table:
     """Return the table of a run, or the means over its seeds: a row per task."""
     seeds = "" if len(runs) == 1 else f", mean over {len(runs)} seeds"
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), title=f"{visible(name)}{seeds}", title_justify="left")
-    table.add_column("task", no_wrap=True)
-    for title in (
-        "largest\neigenvalue",
-        "moved",
-        "loss",
-        "forgetting\nby next",
-        "second\norder",
-        "bound",
-        "forgetting\nat end",
-    ):
+    table.add_column("task", no_wrap=True, max_width=16)
+    for title in COLUMNS:
         table.add_column(title, justify="right", no_wrap=True)
     for k, task in enumerate(runs[0].tasks):
         columns = zip(*(_values(one, k) for one in runs), strict=True)

@@ -45,6 +45,7 @@ def flatness(
         ValueError: if the tasks share no parameters, as those of `independent`.
 
     Example:
+        >>> import copy
         >>> methods = []
         >>> method, fit = hr.Method(hr.Network(trunk, tasks=tasks)), hr.Trainer(hr.Regime(epochs=2))
         >>> for task in tasks:

@@ -8,7 +8,7 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from hatrack.inspection.flatness import Flatness
 from hatrack.reporting.drawing import MARKERS, MUTED, PALETTE, STYLE
@@ -38,9 +38,9 @@ def draw_flatness(found: Mapping[str, Sequence[Flatness]]) -> bytes:
                 at = runs[0].lines[0].at
                 _band(between, at, [one.lines[0].first for one in runs], colour)
                 _band(between, at, [one.lines[0].second for one in runs], colour, line=":")
-        _titles(curvature, "Largest eigenvalue of the Hessian at the end of a task", "task", log=True)
-        _titles(lost, "Task 1: forgetting of the training loss, and its bound", "tasks learned", log=True)
-        _titles(between, "Training loss between the ends of tasks 1 and 2", "place on the line")
+        _titles(curvature, "Largest eigenvalue at the end of a task", "task", log=True)
+        _titles(lost, "Forgetting of task 1, and its bound", "tasks learned", log=True)
+        _titles(between, "Loss between the ends of tasks 1 and 2", "place on the line")
         _legend(lost, {"measured": "-", "bound ½ λ |Δw|²": "--"})
         _legend(between, {"task 1": "-", "task 2": ":"})
         names = [shorten(name, 40) for name in found]
@@ -75,7 +75,9 @@ def _titles(axes: Axes, title: str, below: str, *, log: bool = False) -> None:
         axes.set_yscale("log")
     elif log:  # a task may have become better: its forgetting is negative, and linear near zero
         axes.set_yscale("symlog", linthresh=0.01)
-    if log:
+    if log:  # plain numbers: the style reads no formulas
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
