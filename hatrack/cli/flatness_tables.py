@@ -19,7 +19,7 @@ from hatrack.experiments.progress import Display
 from hatrack.experiments.record import Record
 from hatrack.experiments.run_folder import task_model
 from hatrack.experiments.spec import Run
-from hatrack.files.atomic import write
+from hatrack.files.atomic import writable, write
 from hatrack.inspection.flatness import Correlation, Flatness, correlations
 from hatrack.inspection.flatness_measuring import Show
 from hatrack.inspection.flatness_measuring import flatness as measure
@@ -65,6 +65,8 @@ def flatness(
     labels = _labels(read, names)
     for path, record in zip(records, read, strict=True):
         _check(path, record)
+    for file in (*records, figure or records[0]):
+        writable(file.parent)  # an error now, not after the computation
     options = {"images": images, "eigenvalues": eigenvalues, "points": points}
     found: dict[str, list[Flatness]] = {}
     with Display(len(read)) as display:
@@ -136,7 +138,7 @@ def _folder(record: Path) -> Path:
 
 
 def _write(record: Path, values: dict[str, Any]) -> None:
-    _folder(record).mkdir(exist_ok=True)
+    writable(_folder(record))
     write(_folder(record) / "flatness.json", json.dumps(values, indent=1) + "\n")
 
 

@@ -1,5 +1,6 @@
 """The largest eigenvalues of a symmetric matrix that is known by its products with vectors only (Lanczos, 1950)."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -40,11 +41,16 @@ def largest_eigenvalues(
 
     Returns:
         The eigenvalues, or fewer if the space of the vectors has fewer dimensions.
+
+    Raises:
+        ValueError: if a product is not finite.
     """
     basis, diagonal, beside = [start / start.norm()], list[float](), list[float]()
     while True:
         new = product(basis[-1])
         diagonal.append(float(new.double() @ basis[-1].double()))
+        if not math.isfinite(diagonal[-1]):
+            raise ValueError("a product with the matrix is not finite: it has no eigenvalues")
         for known in (*basis, *basis):
             new = new - (known @ new) * known
         rest = float(new.norm())

@@ -120,6 +120,19 @@ def test_seeds_are_one_run_and_regimes_are_several(kept, tmp_path, capsys):
     assert "sgd 2" in said
 
 
+def test_a_method_of_the_users_own(tmp_path, monkeypatch, capsys):
+    (tmp_path / "ourmethod.py").write_text('from hatrack import Method\nclass Plain(Method):\n    """Plain."""\n')
+    monkeypatch.chdir(tmp_path)
+    words = ("--data", "sample", "--widths", "8", "--epochs", "1", "--out", "runs", "--device", "cpu", "--keep-each")
+    assert main(("run", "smnist", "ourmethod:Plain", *words)) == 0
+    (record,) = (tmp_path / "runs").glob("*.json")
+    asked = ("flatness", str(record), "--images", "20", "--points", "2", "--device", "cpu")
+    assert main(asked) == 2
+    assert "--method ourmethod:Plain" in capsys.readouterr().err
+    assert main((*asked, "--method", "ourmethod:Plain")) == 0
+    assert record.with_name(f"{record.stem}.flatness").is_dir()
+
+
 def test_mistakes(kept, tmp_path, capsys):
     alone = tmp_path / of(kept).name
     alone.write_bytes(of(kept).read_bytes())
@@ -131,6 +144,7 @@ def test_mistakes(kept, tmp_path, capsys):
         ((), "RECORD"),
         ((str(refused), "--device", "cpu"), "Independent has no parameters that its tasks share"),
         ((str(of(kept)), "--points", "1"), "--points"),
+        ((str(of(kept)), "--figure", str(alone / "f.png")), str(alone)),
     ):
         assert main(("flatness", *words)) == 2
         said = capsys.readouterr().err

@@ -1,5 +1,7 @@
 """The largest eigenvalues by Lanczos, against those of the whole matrix."""
 
+import math
+
 import pytest
 import torch
 
@@ -54,6 +56,11 @@ def test_a_matrix_of_low_rank_ends_early(rank):
     assert found.products <= rank + 2
     assert found.values[:rank] == pytest.approx(list(range(rank, 0, -1)))
     assert all(abs(value) < 1e-9 for value in found.values[rank:])
+
+
+def test_a_product_that_is_not_finite():
+    with pytest.raises(ValueError, match="not finite"):
+        largest_eigenvalues(lambda v: v * math.nan, start(5))
 
 
 def test_a_space_of_one_dimension():
