@@ -149,9 +149,10 @@ def _table(name: str, runs: Sequence[Flatness]) -> Table:
     table.add_column("task", no_wrap=True, max_width=16)
     for title in COLUMNS:
         table.add_column(title, justify="right", no_wrap=True)
+    same = all(one.tasks == runs[0].tasks for one in runs)  # angles and permutations have other names at other seeds
     for k, task in enumerate(runs[0].tasks):
         columns = zip(*(_values(one, k) for one in runs), strict=True)
-        table.add_row(Text(visible(f"{k + 1} {task}")), *map(_mean, columns))
+        table.add_row(Text(visible(f"{k + 1} {task}" if same else str(k + 1))), *map(_mean, columns))
     return table
 
 
