@@ -44,7 +44,7 @@ PAGES = {  # file: title, what it is about, names
     "inspection": (
         "Looking inside",
         "What each task uses of a network, and whether old tasks are unchanged: see [Looking inside](../looking_inside.md).",
-        ["capacity", "Capacity", "compare_certificates"],
+        ["capacity", "Capacity", "flatness", "Flatness", "compare_certificates"],
     ),
     "extending": (
         "Writing a method",

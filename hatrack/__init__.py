@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hatrack.experiments.run import run as run
     from hatrack.experiments.spec import Run as Run
     from hatrack.inspection.capacity import Capacity as Capacity
+    from hatrack.inspection.flatness import Flatness as Flatness
+    from hatrack.inspection.flatness_measuring import flatness as flatness
     from hatrack.inspection.measuring import capacity as capacity
     from hatrack.methods import METHODS as METHODS
     from hatrack.methods.agem import AGEM as AGEM
@@ -71,6 +73,7 @@ PLACES = {
     "EWC": "hatrack.methods.ewc",
     "Fit": "hatrack.methods.fit",
     "FitResult": "hatrack.methods.fit",
+    "Flatness": "hatrack.inspection.flatness",
     "Frozen": "hatrack.methods.frozen",
     "HAT": "hatrack.methods.hat",
     "IMMMean": "hatrack.methods.imm_mean",
@@ -103,6 +106,7 @@ PLACES = {
     "check": "hatrack.options",
     "compare_certificates": "hatrack.methods.certificate",
     "evaluate": "hatrack.methods.evaluate",
+    "flatness": "hatrack.inspection.flatness_measuring",
     "in_scenario": "hatrack.tasks.scenario",
     "load": "hatrack.training.saving",
     "records": "hatrack.experiments.records",

@@ -86,7 +86,7 @@ def _choice(kind: str, choices: Iterable[str], check: Callable[[str], Any], defa
 def how_to_run() -> list[click.Option]:
     """Return the options that decide how runs are carried out, and nothing of their outcome."""
     return [
-        _choice("device", DEVICES, check_device, "auto", "auto, cpu or cuda"),
+        device_option(),
         _choice("engine", ENGINES, lambda name: choose("engine", name, ENGINES), "auto", ENGINE),
         _choice(
             "precision",
@@ -107,6 +107,11 @@ def how_to_run() -> list[click.Option]:
             callback=lambda _, __, count: _at_least_one(count),
         ),
     ]
+
+
+def device_option() -> click.Option:
+    """Return the option that decides where something is computed."""
+    return _choice("device", DEVICES, check_device, "auto", "auto, cpu or cuda")
 
 
 def own_methods() -> click.Option:

@@ -212,6 +212,9 @@ FIXED = [
     ),
     KEEP_MODEL,
     click.Option(
+        ["--keep-each"], is_flag=True, help="save the model after each task as NAME.task-1.safetensors, ..., for flatness"
+    ),
+    click.Option(
         ["--tuned"],
         multiple=True,
         type=FOLDER,

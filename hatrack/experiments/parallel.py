@@ -34,6 +34,7 @@ def run_all(
     save_every: float = 5.0,
     parallel: int = 1,
     keep_model: bool = False,
+    keep_each: bool = False,
 ) -> list[Record]:
     """Carry out runs, in sequence or in parallel, with progress on a terminal.
 
@@ -49,16 +50,17 @@ def run_all(
         save_every: minutes between two saves of a run's state.
         parallel: how many runs at a time: processes on a CPU, threads with a stream each on a GPU.
         keep_model: save the model of every run beside its record.
+        keep_each: save the model of every run after each of its tasks, beside its record.
 
     Returns:
         The records in the order of the runs.
     """
     how = {"out": out, "again": again, "device": device, "engine": engine, "precision": precision, "save_every": save_every}
-    how["keep_model"] = keep_model
+    how |= {"keep_model": keep_model, "keep_each": keep_each}
     names = [spec.name for spec in runs]
     todo, found = dict(zip(names, runs, strict=True)), dict[str, Outcome]()
-    folders = [folder_of(spec, out) for spec in todo.values()]
-    workers = min(parallel, sum(again or not f.done or (keep_model and not f.model.exists()) for f in folders))
+    again_for_models = again or keep_model or keep_each  # at most
+    workers = min(parallel, sum(again_for_models or not folder_of(spec, out).done for spec in todo.values()))
     with stop_by_signal(), Display(len(todo)) as display:
         work = [
             partial(_one, name, spec, how, partial(display.show, number), found)

@@ -55,6 +55,7 @@ def run(
     precision: Precision = "tf32",
     save_every: float = 5.0,
     keep_model: bool = False,
+    keep_each: bool = False,
     progress: Progress | None = None,
     after_task: AfterTask | None = None,
 ) -> Record:
@@ -70,6 +71,7 @@ def run(
         precision: how matrix products are computed: "tf32", "float32" or "bfloat16".
         save_every: minutes between two saves of the state.
         keep_model: save the model beside the record, as NAME.safetensors, for `hatrack.load`.
+        keep_each: save the model after every task beside the record, as NAME.task-1.safetensors and so on.
         progress: called after every epoch, also of the pretraining, which has the task number -1.
         after_task: called after every task with the accuracies on validation data, a row per task learned and a column per
             task; what it raises ends the run.
@@ -86,11 +88,14 @@ def run(
     choose_engine(engine, torch.device(device).type, 0)  # an error now if it can't be had
     check_precision(precision, torch.device(device))
     folder = None if out is None else folder_of(spec, Path(out), minutes=save_every)
-    again = again or bool(folder and keep_model and folder.done and not folder.model.exists())  # the model was not kept
     if folder and folder.done and not again:
         record = Record.load(folder.record)
-        folder.tidy()
-        return record
+        models = [folder.model] if keep_model else []
+        models += [folder.task_model(number) for number in range(len(record.tasks))] if keep_each else []
+        if all(model.exists() for model in models):
+            folder.tidy()
+            return record
+        again = True  # they were not kept
     if stopping.is_set():
         raise Stopped("stopped before the next run")
     trainer = Trainer(spec.regime, seed=spec.seed, progress=progress or False, engine=engine)
@@ -111,6 +116,7 @@ def run(
                 folder.start_anew()
             elif folder.done:  # another process had it until now
                 return Record.load(folder.record)
+            keep_model, keep_each = folder.remember_kept(keep_model, keep_each)
             trainer.checkpointer = folder.checkpointer
         ahead = compile_ahead(spec, tasks, method, torch.device(device), precision) if compiles else None
         trainer.wait_for_code = ahead.wait if ahead else None
@@ -119,7 +125,7 @@ def run(
             if first is not None:
                 pretrained = pretrained_trunk(spec, tasks, first, folder, device=device, engine=engine, progress=progress)
                 method = build_method(spec, tasks, pretrained.trunk, device)
-            record = _run(spec, tasks, method, trainer, began, after_task)
+            record = _run(spec, tasks, method, trainer, began, after_task, folder if keep_each else None)
             record.pretraining = pretrained.result if pretrained else None
         except Diverged as error:
             saved = folder and folder.path.exists() and folder.path
@@ -176,8 +182,15 @@ def stopped_runs(out: Path, own: Collection[str] = ()) -> tuple[list[Run], list[
 
 
 def _run(
-    spec: Run, tasks: list[Task], method: Method, trainer: Trainer, began: float, after_task: AfterTask | None = None
+    spec: Run,
+    tasks: list[Task],
+    method: Method,
+    trainer: Trainer,
+    began: float,
+    after_task: AfterTask | None = None,
+    models: RunFolder | None = None,
 ) -> Record:
+    """Learn all tasks and return the record; `models` is where the model after each task is saved, None: nowhere."""
     rows: dict[str, list[Any]] = {name: [] for name in ("before", "tests", "trains", "valids", "seconds", "usage")}
     tests, trains = [task.test for task in tasks], [_some(task.train, spec.train_examples) for task in tasks]
     spent, start = 0.0, 0
@@ -187,6 +200,10 @@ def _run(
         start, spent = saved["task"], saved["spent"]
         rows = {name: saved[name] if name in saved else [[] for _ in range(start)] for name in rows}  # old states lack some
         for task in tasks[:start]:
+            if models and not (file := models.task_model(task.index)).exists():
+                raise ValueError(
+                    f"{file} is missing, because the run was begun without --keep-each; --again runs it from the beginning"
+                )
             method.restore_data(task)
     else:
         rows["before"] = [score.accuracy for score in Evaluations(method, tests, wait=wait_for_gpu)()]
@@ -201,6 +218,8 @@ def _run(
         watch = time.perf_counter()
         method.learn(task, trainer)
         rows["seconds"].append(time.perf_counter() - watch)
+        if models:  # before the next task begins: a run that continues there has this model
+            save(method, models.task_model(task.index), network=(spec.network, spec.network_options))
         rows["usage"].append(method.usage())
         valids = [learned.valid for learned in tasks[: task.index + 1]]
         scores = iter(Evaluations(method, [*tests, *trains, *valids], wait=wait_for_gpu)())

@@ -1,7 +1,7 @@
 """The folder of one run: a lock that keeps other processes out, the states of an interrupted run, and its record.
 
 Beside the record NAME.json lie, until it is there, the folder NAME.part with the saved states and the lock NAME.lock. A file
-`again` in the folder says that the run is to replace the record that it has.
+`again` in the folder says that the run is to replace the record that it has, a file `keep` which models the run keeps.
 
 Only files that a run made are ever removed, and NAME.part must be a folder, not a link to one: what lies elsewhere, and what
 somebody put there, is left alone.
@@ -10,6 +10,7 @@ somebody put there, is left alone.
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from hatrack.files import tensors as tensor_files
 from hatrack.files.atomic import check_own_folder, is_plain, read_bytes, remove_leftovers, target_of, write
 from hatrack.training.checkpoint import STATE, Checkpointer
 
-AGAIN = "again"
+AGAIN, KEEP = "again", "keep"
 TRUNK = "pretrained.trunk"
 
 
@@ -48,7 +49,8 @@ class RunFolder:
             raise ValueError(f"{self.path.stem} is being run by another process") from None
         except OSError as error:
             raise ValueError(f"can't write to the folder {place}: {error.strerror}") from None
-        for name in (self.record, *(self.path / name for name in sorted(self._names()))):
+        models = {place / target_of(file.name) for file in place.glob(f".{escape(self.path.stem)}.*safetensors.*")}
+        for name in (self.record, *sorted(models), *(self.path / name for name in sorted(self._names()))):
             remove_leftovers(name)  # half written when a process was killed
         return self
 
@@ -67,7 +69,7 @@ class RunFolder:
     def _names(self) -> set[str]:
         """Return the names of files of the run in its folder, also of those that are half written."""
         found = (target_of(file.name) for file in self.path.glob("*"))
-        return {name for name in found if name in (AGAIN, TRUNK) or STATE.fullmatch(name)}
+        return {name for name in found if name in (AGAIN, KEEP, TRUNK) or STATE.fullmatch(name)}
 
     @property
     def done(self) -> bool:
@@ -82,6 +84,30 @@ class RunFolder:
                 return ""
         except ValueError as error:
             return str(error)
+
+    def task_model(self, number: int) -> Path:
+        """Return the file of the model after the task with this number, which counts from 0."""
+        return task_model(self.record, number)
+
+    def remember_kept(self, model: bool, each: bool) -> tuple[bool, bool]:
+        """Note which models the run keeps, so that it keeps them when it is continued without being told again.
+
+        Args:
+            model: whether the model at the end of the run is kept.
+            each: whether the model after each task is kept.
+
+        Returns:
+            The two, each of them also true if it was noted before.
+        """
+        found: dict[str, Any] = {}
+        with suppress(OSError, ValueError, RecursionError):
+            found = json.loads(read_bytes(self.path / KEEP))
+        before = found if isinstance(found, dict) else {}
+        now = {"model": model or before.get("model") is True, "each": each or before.get("each") is True}
+        if any(now.values()):
+            self.checkpointer.make_folder()
+            write(self.path / KEEP, json.dumps({**now, "spec": self.spec}), follow=False, private=True)
+        return now["model"], now["each"]
 
     def start_anew(self) -> None:
         """Drop the saved states and mark the record as one to replace, unless that was done before and the run is not
@@ -106,6 +132,16 @@ class RunFolder:
                     self.remove_states()
 
 
+def task_model(record: Path, number: int) -> Path:
+    """Return the file beside a record with the model after one task: NAME.task-1.safetensors is that after the first.
+
+    Args:
+        record: the file of the record.
+        number: the number of the task, which counts from 0.
+    """
+    return record.with_name(f"{record.stem}.task-{number + 1}.safetensors")
+
+
 def unfinished(folder: Path) -> Iterator[RunFolder]:
     """The runs in a folder that were stopped before their end; each has its spec, if one can be read.
 
@@ -120,9 +156,12 @@ def unfinished(folder: Path) -> Iterator[RunFolder]:
 
 
 def _spec_in(file: Path) -> dict[str, Any] | None:
-    """The spec in a saved state, or in the mark of a run that is to be run again."""
+    """The spec in a saved state, in the mark of a run that is to be run again, or in that of a run that keeps models."""
     try:
-        spec = json.loads(read_bytes(file)) if file.name == AGAIN else tensor_files.load(file)[1]["spec"]
-    except (OSError, ValueError, KeyError, RecursionError):
+        if file.name == AGAIN:
+            spec = json.loads(read_bytes(file))
+        else:
+            spec = (json.loads(read_bytes(file)) if file.name == KEEP else tensor_files.load(file)[1])["spec"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return spec if isinstance(spec, dict) else None

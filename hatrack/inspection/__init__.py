@@ -1,1 +1,1 @@
-"""What a network that keeps its tasks lets one see: which weights each task uses, what they share, what is free."""
+"""What tasks use of a network and share, what is free, and how curved the losses of tasks are."""
