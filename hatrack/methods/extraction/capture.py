@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 aten = torch.ops.aten
+SIZES = 5, 7  # numbers of images with which a network is captured
 
 
 def capture(module: nn.Module, example: Tensor) -> fx.GraphModule:
@@ -25,23 +25,67 @@ def capture(module: nn.Module, example: Tensor) -> fx.GraphModule:
     Raises:
         ValueError: if the operations depend on the values of the images.
     """
-    fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    sizes = [DimDynamic.DYNAMIC] + [DimDynamic.STATIC] * (example.dim() - 1)
-    images = torch.cat([example, example])[:2]  # a batch of one image would be taken for a constant
+    graph, other = (_operations(module, example, count) for count in SIZES)
+    if [node.target for node in graph.graph.nodes] != [node.target for node in other.graph.nodes]:
+        raise ValueError("the operations of the network depend on the number of images, so that they are no fixed graph")
+    _with_any_number(graph, other)
+    _own_tensors(graph)
+    _without_changes_in_place(graph)
+    fold_constants(graph)
+    return graph
+
+
+def _operations(module: nn.Module, example: Tensor, count: int) -> fx.GraphModule:
+    """Return the operations that a module computes for so many images."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    images = example.new_zeros((count, *example.shape[1:]))
     try:
         with torch.no_grad(), fake:
-            shaped = fake.from_tensor(images, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
-            graph = make_fx(module, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(shaped)
+            shaped = fake.from_tensor(images)
+            return make_fx(module, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(shaped)
     except Exception as error:  # torch raises errors of many types here
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"the network cannot be captured as a graph ({type(error).__name__}: {reason}): its operations may depend on "
             "the values of images; for_task gives a module that runs it as it is"
         ) from error
-    _own_tensors(graph)
-    _without_changes_in_place(graph)
-    fold_constants(graph)
-    return graph
+
+
+def _with_any_number(graph: fx.GraphModule, other: fx.GraphModule) -> None:
+    """Write numbers that depend on the number of images as k n + c, found from two graphs with different numbers of images.
+
+    `len(x)` is a plain number in a trunk's code, such as in x.reshape(len(x), -1). So a number is taken for k n + c if it
+    differs between the graphs. The shape of every value is noted with -1 in the place of such numbers.
+    """
+    (images,) = graph.graph.find_nodes(op="placeholder")
+    with graph.graph.inserting_after(images):
+        count = graph.graph.call_function(aten.sym_size.int, (images, 0))
+    pairs = list(zip((n for n in graph.graph.nodes if n is not count), other.graph.nodes, strict=True))
+    for node, same in pairs:
+        node.meta["shape"] = _shapes(node.meta.get("val"), same.meta.get("val"))
+
+        def number(one: Any, two: Any, before: fx.Node = node) -> Any:
+            if isinstance(one, list | tuple):
+                return type(one)(number(a, b) for a, b in zip(one, two, strict=True))
+            if type(one) is not int or one == two:
+                return one
+            factor = (two - one) // (SIZES[1] - SIZES[0])
+            with graph.graph.inserting_before(before):
+                scaled = count if factor == 1 else graph.graph.call_function(operator.mul, (count, factor))
+                rest = one - factor * SIZES[0]
+                return graph.graph.call_function(operator.add, (scaled, rest)) if rest else scaled
+
+        node.args = tuple(number(one, two) for one, two in zip(node.args, same.args, strict=True))
+        node.kwargs = {name: number(value, same.kwargs[name]) for name, value in node.kwargs.items()}
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _shapes(one: Any, two: Any) -> tuple[int, ...] | None:
+    """Return the shape of a value of two graphs; -1 where they differ."""
+    if not isinstance(one, Tensor):
+        return None
+    return tuple(a if a == b else -1 for a, b in zip(one.shape, two.shape, strict=True))
 
 
 def is_constant(node: Any) -> bool:
@@ -142,8 +186,9 @@ def _without_changes_in_place(graph: fx.GraphModule) -> None:
 
 
 def shape(node: Any) -> tuple[int, ...]:
-    """Return the shape of a node's value in the graph as it was captured; the number of images is -1."""
-    return tuple(size if isinstance(size, int) else -1 for size in node.meta["val"].shape)
+    """Return the shape of a node's value in the graph as it was captured; -1 where it depends on the number of images."""
+    noted: tuple[int, ...] | None = node.meta.get("shape")
+    return tuple(node.meta["val"].shape) if noted is None else noted
 
 
 GETITEM = operator.getitem
