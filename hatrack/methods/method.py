@@ -456,7 +456,7 @@ class Method(nn.Module):
             return self.served(reached)
 
     @final
-    def extract(self, task: int, *, raw: bool = False) -> fx.GraphModule:
+    def extract(self, task: int, *, raw: Any = None) -> fx.GraphModule:
         """Return the network of one task as plain torch operations, without the channels that the task does not use.
 
         Gates and norms are folded into weights. The result needs nothing of this package and any number of threads may call
@@ -465,7 +465,8 @@ class Method(nn.Module):
 
         Args:
             task: the number of the task.
-            raw: take raw images, as `predict` does, and pre-process them; otherwise images as the network sees them.
+            raw: one raw image or more, channels first: the result takes such images, of this shape and type, and
+                pre-processes them; None: it takes images as the network sees them.
 
         Returns:
             A module from images to logits. Its attribute `extraction` is a dictionary of numbers: "weights",
@@ -478,12 +479,15 @@ class Method(nn.Module):
         Example:
             >>> method = hr.HAT(hr.Network(trunk, tasks=tasks))
             >>> result = method.learn(tasks[0], hr.Trainer(hr.Regime(epochs=2)))
-            >>> model = method.extract(0, raw=True)
+            >>> model = method.extract(0, raw=x_test)
             >>> model(torch.tensor(x_test)).argmax(1).equal(method.predict(x_test, task=0))
             True
         """
         network = extract(self.for_task(task), self.net.example)
-        return with_preprocessing(network, self.net.preprocessing, task) if raw else network
+        if raw is None:
+            return network
+        images = as_tensor("raw images", raw).to(self.net.example.device)
+        return with_preprocessing(network, self.net.preprocessing, task, images)
 
     def served(self, task: int) -> ServedTask:
         """Return the module of a task for `for_task`; a method that exchanges tensors returns a `ServedNetwork` of them."""

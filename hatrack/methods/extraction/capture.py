@@ -26,7 +26,8 @@ def capture(module: nn.Module, example: Tensor) -> fx.GraphModule:
         ValueError: if the operations depend on the values of the images.
     """
     graph, other = (_operations(module, example, count) for count in SIZES)
-    if [node.target for node in graph.graph.nodes] != [node.target for node in other.graph.nodes]:
+    first, second = ([(n.op, n.op == "call_function" and n.target) for n in g.graph.nodes] for g in (graph, other))
+    if first != second:
         raise ValueError("the operations of the network depend on the number of images, so that they are no fixed graph")
     _with_any_number(graph, other)
     _own_tensors(graph)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, fx, nn
 
-from hatrack.methods.extraction.capture import capture, clean
+from hatrack.methods.extraction.capture import aten, capture, clean
 from hatrack.methods.extraction.extract import weights
 from hatrack.networks.preprocessing import FAR, Preprocessing
 from hatrack.tasks.transform import scaled
@@ -33,8 +33,8 @@ class _Raw(nn.Module):
         return self.network(x if self.tokens else (scaled(x) - self.mean) / self.std)  # type: ignore[no-any-return]
 
 
-def raw_example(preprocessing: Preprocessing, task: int) -> Tensor:
-    """Return two raw images as a task takes them: bytes, floats if it was learned from floats in other units, or token ids.
+def raw_example(preprocessing: Preprocessing, task: int, *, floats: bool) -> Tensor:
+    """Return two raw images as a task takes them: bytes, token ids, or floats if one says so or bytes would not fit.
 
     Their shape is that of the network's images if it has as many values; otherwise that of a square image of one or three
     channels, or a row of values.
@@ -46,24 +46,29 @@ def raw_example(preprocessing: Preprocessing, task: int) -> Tensor:
         shape = side.get(values, (values,))
     if preprocessing.tokens:
         return torch.zeros((2, *shape), dtype=torch.int64)
-    if bool((rows["mean"] > 1).any() or (rows["std"] > FAR).any()):
-        return torch.randn((2, *shape), generator=torch.Generator().manual_seed(0))
+    if floats or bool((rows["mean"] > 1).any() or (rows["std"] > FAR).any()):
+        noise = torch.randn((2, *shape), generator=torch.Generator().manual_seed(0))
+        return noise * rows["std"].mean().cpu() + rows["mean"].mean().cpu()
     return torch.randint(0, 256, (2, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def with_preprocessing(network: fx.GraphModule, preprocessing: Preprocessing, task: int) -> fx.GraphModule:
+def with_preprocessing(network: fx.GraphModule, preprocessing: Preprocessing, task: int, example: Tensor) -> fx.GraphModule:
     """Return a network of plain torch operations from raw images to logits.
 
     Args:
         network: the extracted network of the task.
         preprocessing: the transforms of all tasks.
         task: the number of the task.
+        example: raw images of the shape and the type that the network is to take.
 
     Returns:
-        A module that takes images in the shape and the type of `raw_example`.
+        A module that takes any number of such images, and raises an error for images of another type.
     """
-    example = raw_example(preprocessing, task).to(preprocessing.mean.device)
+    preprocessing(example, task)  # raises an error in one line if such images do not fit the task
     graph = capture(_Raw(network, preprocessing, task).eval(), example)
+    (images,) = graph.graph.find_nodes(op="placeholder")
+    with graph.graph.inserting_after(images):  # bytes are divided by 255 and floats are not, whatever the graph is given
+        graph.graph.call_function(aten._assert_tensor_metadata.default, (images, None, None, example.dtype))
     for node in graph.graph.nodes:
         node.meta.clear()
     clean(graph)
