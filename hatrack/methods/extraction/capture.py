@@ -43,13 +43,15 @@ def _operations(module: nn.Module, example: Tensor, count: int) -> fx.GraphModul
     try:
         with torch.no_grad(), fake:
             shaped = fake.from_tensor(images)
-            return make_fx(module, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(shaped)
+            graph = make_fx(module, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(shaped)
     except Exception as error:  # torch raises errors of many types here
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"the network cannot be captured as a graph ({type(error).__name__}: {reason}): its operations may depend on "
             "the values of images; for_task gives a module that runs it as it is"
         ) from error
+    graph.graph.eliminate_dead_code()  # a first call may read tables that a second one need not
+    return graph
 
 
 def _with_any_number(graph: fx.GraphModule, other: fx.GraphModule) -> None:
