@@ -3,13 +3,14 @@
 import importlib
 import io
 import json
+import logging
 import re
 import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, cast
 
@@ -79,7 +80,7 @@ def save_onnx(network: fx.GraphModule, example: Tensor, path: Path) -> Run:
     """Write a model for ONNX, and return what it computes with onnxruntime."""
     runtime = _installed("onnxruntime")
     _installed("onnxscript")
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), _quiet(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # of torch's own code
         file = Path(folder) / "network.onnx"
         torch.onnx.export(
@@ -95,6 +96,17 @@ def save_onnx(network: fx.GraphModule, example: Tensor, path: Path) -> Run:
         write(path, file.read_bytes())
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what torch's exporter logs below an error, such as which other libraries are not installed, to itself."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def save_tensors(network: fx.GraphModule, example: Tensor, path: Path) -> Run:
