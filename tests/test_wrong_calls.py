@@ -125,6 +125,9 @@ LEARNED: dict[str, Call] = {
         "x": (None, "x", [], IMAGES.numpy(), IMAGES.double(), IMAGES.long()), "task": (None, "x", -1, 5, 1.5),
     }),
     "for_task": (lambda own, task: own.for_task(task), {"task": (None, "x", -1, 5, 1.5, TASKS[0])}),
+    "extract": (lambda own, **wrong: own.extract(**{"task": 0, **wrong}), {
+        "task": (None, "x", -1, 5, 1.5, TASKS[0]), "raw": ("x", [], IMAGES[:, :, :2], {}, object()),
+    }),
     "evaluate": (lambda own, **wrong: hr.evaluate(**{"method": own, "split": TASKS[0].test, **wrong}), {
         "method": (None, "x"), "split": (None, "x", TASKS[0], IMAGES),
     }),

@@ -30,6 +30,7 @@ COMMANDS: Registry[click.Command] = Registry("command", {
     "table": Entry("hatrack.cli.table:command", "Print the ranking of records as a table for a paper."),
     "inspect": Entry("hatrack.cli.inspect:command", "Show what each task uses of a network, and what is free."),
     "flatness": Entry("hatrack.cli.flatness:command", "Measure how curved the losses of tasks are, and what was forgotten."),
+    "export": Entry("hatrack.cli.export:command", "Write the network of one task, cut to what it uses, for ONNX or torch."),
     "certify": Entry("hatrack.cli.certify:command", "Write the certificate of a saved model."),
     "verify": Entry("hatrack.cli.verify:command", "Tell whether a later model has every old task, bit for bit."),
     "reproduce": Entry("hatrack.cli.reproduce:command", "Reproduce a paper: its tables and figures beside the published."),

@@ -14,11 +14,13 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Literal, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from hatrack.methods.certificate import certificate
 from hatrack.methods.divergence import rate
+from hatrack.methods.extraction.extract import extract
+from hatrack.methods.extraction.raw import with_preprocessing
 from hatrack.methods.fit import CountedFit, Fit, LearnResult
 from hatrack.methods.guarantees import Probes, transaction
 from hatrack.methods.hidden_state import HiddenState
@@ -458,6 +460,40 @@ class Method(nn.Module):
             reached = self.reach(task)
             assert isinstance(reached, int)
             return self.served(reached)
+
+    @final
+    def extract(self, task: int, *, raw: Any = None) -> fx.GraphModule:
+        """Return the network of one task as plain torch operations, without the channels that the task does not use.
+
+        Gates and norms are folded into weights. The result needs nothing of this package and any number of threads may call
+        it. Its logits equal those of the method up to rounding, not to the bit; this is checked on the example of the
+        network and on noise. Nothing is cut out of a network whose task uses all of it.
+
+        Args:
+            task: the number of the task.
+            raw: one raw image or more, channels first: the result takes such images, of this shape and type, and
+                pre-processes them; None: it takes images as the network sees them.
+
+        Returns:
+            A module from images to logits. Its attribute `extraction` is a dictionary of numbers: "weights",
+            "weights_before" (of the whole network with one head) and "zeros_left", the channels that are always 0 but could
+            not be cut, such as those of attention heads that are used in part.
+
+        Raises:
+            ValueError: if the operations of the network depend on the values of images, so that they are no fixed graph.
+
+        Example:
+            >>> method = hr.HAT(hr.Network(trunk, tasks=tasks))
+            >>> result = method.learn(tasks[0], hr.Trainer(hr.Regime(epochs=2)))
+            >>> model = method.extract(0, raw=x_test)
+            >>> model(torch.tensor(x_test)).argmax(1).equal(method.predict(x_test, task=0))
+            True
+        """
+        network = extract(self.for_task(task), self.net.example)
+        if raw is None:
+            return network
+        images = as_tensor("raw images", raw).to(self.net.example.device)
+        return with_preprocessing(network, self.net.preprocessing, task, images)
 
     def served(self, task: int) -> ServedTask:
         """Return the module of a task for `for_task`; a method that exchanges tensors returns a `ServedNetwork` of them."""

@@ -69,6 +69,9 @@ class ServedNetwork(ServedTask):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of the task for images as the network sees them."""
         features = self.trunk(x) if self.units is None or self.gates is None else self.units.run(x, self.gates)
+        kind = self.head.get_parameter("weight").dtype
+        if features.dtype != kind and not torch.is_autocast_enabled(features.device.type):  # as in Network.head
+            features = features.to(kind)
         return self.head(features)  # type: ignore[no-any-return]
 
 

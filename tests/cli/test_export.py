@@ -1,0 +1,109 @@
+"""`hatrack export`: files that compute what the model does, read without this package."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from hatrack import HAT, Network, load, save
+from hatrack.__main__ import main
+from hatrack.networks import NETWORKS
+from tests.helpers.learning import learn
+from tests.helpers.toys import toy_tasks
+
+pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")
+
+
+def trunk():
+    """Return the trunk of the model."""
+    return NETWORKS["mlp"]((1, 4, 4), widths=(60, 60))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Return the file of a model that has learned a task."""
+    tasks = toy_tasks(2)
+    method = HAT(Network(trunk(), tasks=tasks))
+    learn(method, tasks)
+    path = tmp_path_factory.mktemp("models") / "model.safetensors"
+    save(method, path)
+    return path
+
+
+def exported(model, path, kind, *options):
+    """Run the command, and return raw images and the logits of the model."""
+    words = ("export", str(model), "--task", "toy 1", "--format", kind, "--out", str(path), *options)
+    assert main((*words, "--trunk", "tests.cli.test_export:trunk")) == 0
+    images = torch.randint(0, 256, (5, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+    images = images.float() / 64 - 2 if "--floats" in options else images
+    method = load(model, trunk())
+    with torch.no_grad():
+        return images, method(method.net.preprocess(images, 1), 1)
+
+
+@pytest.mark.parametrize("options", [(), ("--floats",)])
+def test_torch(model, tmp_path, capsys, options):
+    images, logits = exported(model, tmp_path / "one.pt2", "torch", *options)
+    torch.save((images, logits), tmp_path / "wanted.pt")
+    code = (
+        "import sys; sys.modules['hatrack'] = None\n"
+        "import torch\n"
+        "images, logits = torch.load('wanted.pt')\n"
+        "found = torch.export.load('one.pt2').module()(images)\n"
+        "assert (found - logits).abs().max() <= 1e-5 * logits.abs().max()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
+    said = capsys.readouterr().out
+    whole = sum(p.numel() for p in trunk().parameters()) + 61 * 3
+    assert f"of {whole:,}" in said
+    assert "64 images" in said
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's exporter
+def test_onnx(model, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    images, logits = exported(model, tmp_path / "one.onnx", "onnx")
+    session = runtime.InferenceSession(str(tmp_path / "one.onnx"), providers=["CPUExecutionProvider"])
+    assert [(put.name, put.type, put.shape[1:]) for put in session.get_inputs()] == [("images", "tensor(uint8)", [1, 4, 4])]
+    for count in (1, 5):
+        (found,) = session.run(None, {"images": images[:count].numpy()})
+        assert (torch.from_numpy(found) - logits[:count]).abs().max() <= 1e-5 * logits.abs().max()
+
+
+def test_safetensors(model, tmp_path):
+    exported(model, tmp_path / "one.safetensors", "safetensors")
+    with safe_open(tmp_path / "one.safetensors", "pt") as file:
+        about = file.metadata()
+        shapes = [tuple(file.get_tensor(name).shape) for name in file.keys()]  # noqa: SIM118
+        names = list(file.keys())
+    assert json.loads(about["shape"]) == [1, 4, 4]
+    assert about["type"] == "torch.uint8"
+    assert all(f"self.{name}" in about["code"] for name in names)
+    used = [int(mask.sum()) for mask in load(model, trunk()).masks(1).values()]
+    assert (used[0], 16) in shapes
+    assert (used[1], used[0]) in shapes
+
+
+def test_the_file_has_the_name_of_the_task_by_default(model, capsys):
+    assert main(("export", str(model), "--task", "0", "--trunk", "tests.cli.test_export:trunk")) == 0
+    assert model.with_name("model-toy_0.pt2").exists()
+
+
+def test_wrong_tasks_name_the_nearest(model, capsys):
+    assert main(("export", str(model), "--task", "toi 1", "--trunk", "tests.cli.test_export:trunk")) == 2
+    said = capsys.readouterr().err
+    assert "toi 1" in said
+    assert "did you mean 'toy 1'" in said
+    assert said.count("\n") == 1
+
+
+def test_without_the_extra_the_command_says_what_to_install(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    words = ("export", str(model), "--task", "0", "--format", "onnx", "--out", str(tmp_path / "x.onnx"))
+    assert main((*words, "--trunk", "tests.cli.test_export:trunk")) == 2
+    assert "hatrack[onnx]" in capsys.readouterr().err
+    assert not (tmp_path / "x.onnx").exists()
