@@ -3,7 +3,7 @@
 import math
 import platform
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ def run(
     keep_model: bool = False,
     progress: Progress | None = None,
     after_task: AfterTask | None = None,
+    tuned: Mapping[str, Any] | None = None,
 ) -> Record:
     """Carry out a run, or continue it where it was stopped.
 
@@ -72,6 +73,8 @@ def run(
         progress: called after every epoch, also of the pretraining, which has the task number -1.
         after_task: called after every task with the accuracies on validation data, a row per task learned and a column per
             task; what it raises ends the run.
+        tuned: how the options were chosen, for the field `tuned` of a new record. A record that is there already keeps its
+            own, and a run that is continued the one that it began with.
 
     Returns:
         The record.
@@ -111,7 +114,7 @@ def run(
                 folder.start_anew()
             elif folder.done:  # another process had it until now
                 return Record.load(folder.record)
-            trainer.checkpointer = folder.checkpointer
+            trainer.checkpointer, tuned = folder.checkpointer, folder.keep_note(tuned)
         ahead = compile_ahead(spec, tasks, method, torch.device(device), precision) if compiles else None
         trainer.wait_for_code = ahead.wait if ahead else None
         try:
@@ -126,6 +129,7 @@ def run(
             kept = f"; its last good state stays in {saved}; the same command would end so again" if saved else ""
             error.args = (f"{spec.method} seed {spec.seed}, {error}{kept}",)  # one of many, perhaps
             raise
+        record.tuned = dict(tuned or {})
         record.versions |= versions(device)
         used = precision if torch.device(device).type == "cuda" else "float32"
         engines = sorted({result.engine for result in trainer.fits})

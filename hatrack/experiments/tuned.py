@@ -1,4 +1,4 @@
-"""The outcome of a search: a JSON file with the chosen options, the protocol and all trials, for `hatrack run ... --tuned`."""
+"""The outcome of a search: a JSON file with the chosen options, the protocol and all trials, for `hatrack run --tuned`."""
 
 import json
 from collections.abc import Mapping
