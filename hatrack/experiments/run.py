@@ -17,7 +17,7 @@ from hatrack.engine.compiled import import_compiler
 from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.precision import check_precision, precision_scope
 from hatrack.experiments.ahead import compile_ahead
-from hatrack.experiments.arguments import check_arguments
+from hatrack.experiments.arguments import check_arguments, check_note
 from hatrack.experiments.build import build_method, build_tasks, build_trunk
 from hatrack.experiments.pretraining import pretrained_trunk, pretraining_task
 from hatrack.experiments.record import Record
@@ -85,6 +85,7 @@ def run(
         >>> record.summary["accuracy"]
     """
     check_arguments(spec, out, device, save_every, progress, after_task)
+    check_note(tuned)
     choose_engine(engine, torch.device(device).type, 0)  # an error now if it can't be had
     check_precision(precision, torch.device(device))
     folder = None if out is None else folder_of(spec, Path(out), minutes=save_every)

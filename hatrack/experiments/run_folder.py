@@ -15,14 +15,13 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-from hatrack.files import schema
+from hatrack.experiments.arguments import check_note
 from hatrack.files import tensors as tensor_files
 from hatrack.files.atomic import check_own_folder, is_plain, read_bytes, remove_leftovers, target_of, write
 from hatrack.training.checkpoint import STATE, Checkpointer
 
 AGAIN = "again"
 NOTE = "tuned"
-OPTIONS = schema.table(schema.plain)
 TRUNK = "pretrained.trunk"
 
 
@@ -104,8 +103,7 @@ class RunFolder:
             return {}
         try:
             known: dict[str, Any] = json.loads(read_bytes(file))
-            OPTIONS(NOTE, known)
-            json.dumps(known, allow_nan=False)  # a record could not hold it
+            check_note(known)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{file} does not say how the options were chosen: {error}; remove {self.path}") from None
         return known

@@ -65,3 +65,10 @@ def test_a_damaged_note(text, tmp_path):
     (part / "tuned").write_text(text)
     with pytest.raises(ValueError, match="tuned does not say how the options were chosen"):
         run(spec, tmp_path)
+
+
+@pytest.mark.parametrize("note", [5, [1], {"value": float("nan")}, {"seeds": {}}])
+def test_a_note_that_no_record_can_hold(note, tmp_path):
+    with pytest.raises(ValueError, match=r"tuned|JSON"):
+        run(small(), tmp_path, tuned=note)
+    assert not list(tmp_path.iterdir())
