@@ -16,7 +16,7 @@ from rich.text import Text
 
 from hatrack.cli.errors import Interrupted
 from hatrack.cli.group import imported_when_called
-from hatrack.cli.take_tuned import NOTHING, take_tuned, write_notes
+from hatrack.cli.take_tuned import NOTHING, kept_notes, take_tuned
 from hatrack.cli.values import parse_seeds
 from hatrack.experiments import demo as demonstration
 from hatrack.experiments.costs import expected_cost
@@ -71,9 +71,11 @@ def run(
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{twice[0]} is named twice")
     regime = Regime(**given["regime"])
-    for name in names:
-        regime.check_effect(given["regime"], name, METHODS.find(name).replaces)
     own = own_options(names, given["method_options"])
+    found = take_tuned(tuned, benchmark, own, given, network, wanted)
+    regimes = {name: replace(regime, **found.get(name, NOTHING).regime) for name in names}
+    for name, mine in regimes.items():  # what was taken may leave an option that was given without effect
+        mine.check_effect(given["regime"], name, METHODS.find(name).replaces)
     options: dict[str, Any] = {key: given[key] for key in ("benchmark_options", "network_options")}
     options |= given["run"]
     scenario = options.get("scenario", "task")
@@ -81,18 +83,17 @@ def run(
         raise ValueError(f"--heads multi does nothing with --scenario {scenario}, in which all tasks have one head")
     references = [name for name in REFERENCES if scenario in METHODS.about(name).scenarios]
     names += [name for name in references if with_references and name not in names]
-    found = take_tuned(tuned, benchmark, own, given["regime"])
     runs, notes = [], {}
     for name in names:
         taken = found.get(name, NOTHING)
-        mine = replace(regime, **taken.regime)
         for s in wanted:
             spec = Run(
-                benchmark, name, s, network=network, regime=mine,
+                benchmark, name, s, network=network, regime=regimes.get(name, regime),
                 method_options={**taken.method_options, **own.get(name, {})}, **options,
             )  # fmt: skip
             runs.append(spec)
-            notes[spec.name] = taken.note
+            if taken.note:
+                notes[spec.name] = taken.note
     for line in (line for taken in found.values() for line in taken.lines):
         say(line)
     if dry_run:
@@ -185,15 +186,12 @@ def carry_out(
     notes: Mapping[str, Mapping[str, Any]] | None = None,
     **how: Any,
 ) -> None:
-    """Carry out runs, then print the table of their results. `notes` tells of runs, by name, how they were tuned."""
-    there = 0 if again else sum(folder_of(spec, out).done for spec in runs)
+    """Carry out runs, then print the table of their results. `notes` has, by name, how runs were tuned."""
+    there = set() if again else {spec.name for spec in runs if folder_of(spec, out).done}
     try:
-        records = run_all(runs, out, again=again, device=available(device), **how)
+        records = run_all(runs, out, again=again, notes=notes, device=available(device), **how)
     except Stopped as error:
         raise Interrupted(str(error)) from error
-    finally:
-        write_notes(runs, out, notes or {})
-    records = [replace(record, tuned=dict((notes or {}).get(record.name) or record.tuned)) for record in records]
     for setting in settings(records):
         Console().print(terminal(setting))
     for record in records:
@@ -202,7 +200,9 @@ def carry_out(
     count, quoted = f"{len(records)} {'record' if len(records) == 1 else 'records'}", shlex.quote(str(out))
     say(f"{count} in {out}; a page of them: hatrack report {quoted}")
     if there:
-        say(f"{there} of them {'was' if there == 1 else 'were'} there already and not run again; --again does")
+        say(f"{len(there)} of them {'was' if len(there) == 1 else 'were'} there already and not run again; --again does")
+    for line in kept_notes([record for record in records if record.name in there], notes or {}):
+        say(line)
 
 
 def available(device: str) -> str:

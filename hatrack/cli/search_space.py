@@ -1,16 +1,18 @@
 """From the text of `hatrack tune --over` to a search space, and the spaces that are searched by default."""
 
 from collections.abc import Collection, Mapping
+from itertools import product
 from typing import Any
 
 from hatrack.cli.values import convert, convert_any
 from hatrack.experiments.tuning_space import Axis, Choices, Range, Space
 from hatrack.methods import METHODS
 from hatrack.options import Parameter, nearest, parameters, shown
-from hatrack.regime import Regime
+from hatrack.regime import BELONGS, Regime
 
 EXAMPLE = "strength=1:10000:log,lr=0.01:0.1:log"
-RATE = "lr=0.01:0.2:log"
+SGD_RATES, ADAM_RATES = "0.01:0.2:log", "0.0001:0.01:log"
+RATE = f"lr={SGD_RATES}"
 DEFAULT_SPACES = {  # wide around the default of every method; a method that is not here has the learning rate only
     "ewc": f"strength=1:100000:log,{RATE}",
     "si": f"c=0.001:10:log,{RATE}",
@@ -23,8 +25,9 @@ DEFAULT_SPACES = {  # wide around the default of every method; a method that is 
     "pmask": f"c=0.05:5:log,smax=50:1000:log,{RATE}",
     "packnet": f"prune=0.3:0.9,{RATE}",
     "derpp": f"alpha=0.05:2:log,beta=0.05:2:log,{RATE}",
-    "stable-sgd": "first_lr=0.01:0.2:log,lr_decay=0.5:1,drop=0:0.5",
+    "stable-sgd": f"first_lr={SGD_RATES},lr_decay=0.5:1,drop=0:0.5",
 }
+DECIDING = {"steps", *(of for of, _ in BELONGS.values())}  # options of the regime that decide whether others have an effect
 
 
 def space_of(method: str, over: str | None, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Axis]:
@@ -40,7 +43,7 @@ def space_of(method: str, over: str | None, given: Mapping[str, Mapping[str, Any
     """
     fixed = {*given.get("method_options", {}), *given.get("regime", {})}
     if over is None:
-        known = parse_space(DEFAULT_SPACES.get(method, RATE), method)
+        known = parse_space(default_space(method, given.get("regime", {})), method)
         if not (space := {name: axis for name, axis in known.items() if name not in fixed}):
             raise ValueError(f"all options of the default space of {method} are given; --over names others, as {EXAMPLE}")
     else:
@@ -49,6 +52,17 @@ def space_of(method: str, over: str | None, given: Mapping[str, Mapping[str, Any
             raise ValueError(f"--{_flag(twice[0])} has a value and is also in --over")
     _check_effect(method, space, given.get("regime", {}))
     return space
+
+
+def default_space(method: str, regime: Mapping[str, Any]) -> str:
+    """Return the text of the space that is searched for a method by default.
+
+    Args:
+        method: the name of the method.
+        regime: the options of the regime that were given. Adam needs smaller learning rates than SGD.
+    """
+    text = DEFAULT_SPACES.get(method, RATE)
+    return text.replace(SGD_RATES, ADAM_RATES) if regime.get("optimizer") in ("adam", "adamw") else text
 
 
 def parse_space(text: str, method: str) -> dict[str, Axis]:
@@ -91,11 +105,30 @@ def _axis(parameter: Parameter, text: str) -> Axis:
 
 
 def _check_effect(method: str, space: Space, regime: Mapping[str, Any]) -> None:
-    """Raise an error if an option of the regime that is searched has no effect, as `hatrack run` does."""
-    own: Collection[str] = parameters(METHODS.find(method))
+    """Raise an error if an option of the regime, searched or given, has an effect in no trial, as `hatrack run` does.
+
+    An option that has an effect with some of the values that are searched is accepted: patience with the schedules
+    plateau|constant.
+    """
+    found = METHODS.find(method)
+    own: Collection[str] = parameters(found)
     searched = [name for name in space if name not in own]
-    first = {name: axis.values[0] for name, axis in space.items() if name in searched and isinstance(axis, Choices)}
-    Regime(**{**regime, **first}).check_effect([*regime, *searched], method, METHODS.find(method).replaces)
+    deciding = {name: _ends(space[name]) for name in searched if name in DECIDING}
+    regimes = [Regime(**{**regime, **dict(zip(deciding, v, strict=True))}) for v in product(*deciding.values())]
+    for name in (*regime, *searched):
+        errors = []
+        for one in regimes:
+            try:
+                one.check_effect([name], method, found.replaces)
+            except ValueError as error:
+                errors.append(error)
+        if len(errors) == len(regimes):
+            raise errors[0]
+
+
+def _ends(axis: Axis) -> tuple[Any, ...]:
+    """Return all choices, or the two ends of a range."""
+    return axis.values if isinstance(axis, Choices) else (axis.low, axis.high)
 
 
 def _flag(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from hatrack.experiments.tuning import Finished, finished
 from hatrack.experiments.tuning import tune as carry_out
 from hatrack.experiments.tuning_journal import Journal, load_optuna
 from hatrack.experiments.tuning_protocols import FIRST_TASKS, PROTOCOLS, Search
-from hatrack.experiments.tuning_space import Choices, grid_size
+from hatrack.experiments.tuning_space import Choices
 from hatrack.methods import METHODS
 from hatrack.options import choose
 from hatrack.reporting.tables import option_text
@@ -101,8 +102,12 @@ def tune(
         )  # fmt: skip
         searches.append(search)
     if protocol == "first-tasks":
-        used = first_tasks(searches[0], tasks_used)
-        searches = [Search(**{**vars(search), "tasks_used": used}) for search in searches]
+        decided = first_tasks(searches[0], tasks_used)
+        searches = [replace(search, **decided) for search in searches]
+    counts = {search.method: search.limit(trials) for search in searches}
+    if len(set(counts.values())) > 1:
+        shown = ", ".join(f"{name} {count}" for name, count in counts.items())
+        say(f"caution: the grids have different sizes, so that the methods do not have equal budgets: {shown} trials")
     if dry_run:
         show_searches(searches, out, trials)
         return
@@ -135,28 +140,41 @@ def check_protocol(
         raise ValueError("--first-tasks is decided by --protocol first-tasks; --tasks-used changes it")
 
 
-def first_tasks(search: Search, wanted: int | None) -> int:
-    """Return how many tasks the protocol "first-tasks" trains; raise a ValueError if there are not so many."""
+def first_tasks(search: Search, wanted: int | None) -> dict[str, Any]:
+    """Return the fields `protocol` and `tasks_used` of a search by the protocol "first-tasks".
+
+    If it would use all tasks of the benchmark, it is a search by the protocol "one-seed" and is recorded as one.
+
+    Args:
+        search: the search.
+        wanted: how many tasks are to be trained; None for the default.
+
+    Raises:
+        ValueError: the benchmark does not have so many tasks.
+    """
     count = len(BENCHMARKS.find(search.benchmark)(search.seeds[0], **search.given["benchmark_options"]))
     if wanted is not None and not 1 <= wanted <= count:
         raise ValueError(f"--tasks-used must be from 1 to {count}, the tasks of {search.benchmark}, not {wanted}")
-    if wanted is None and count <= FIRST_TASKS:
-        say(f"{search.benchmark} has {count} tasks, and first-tasks uses all of them: the same as one-seed")
-    return wanted or min(FIRST_TASKS, count)
+    used = wanted or min(FIRST_TASKS, count)
+    if used < count:
+        return {"tasks_used": used}
+    say(f"{search.benchmark} has {count} tasks, and first-tasks uses all of them: the search is recorded as one-seed")
+    return {"protocol": "one-seed", "tasks_used": 0}
 
 
 def search_one(search: Search, out: Path, trials: int, **how: Any) -> Tuned | None:
     """Carry out one search with its progress in the terminal; Ctrl-C saves and stops."""
-    with stop_by_signal(), Display(trials) as display:
+    count = search.limit(trials)
+    with stop_by_signal(), Display(count) as display:
 
         def show_progress(number: int, done: float, text: str) -> None:
-            display.show(min(number, trials - 1), done, f"trial {number + 1} of {trials}: {text}")
+            display.show(min(number, count - 1), done, f"trial {number + 1} of {count}: {text}")
 
         def tell(trial: Finished, best: Finished) -> None:
-            display.show(min(trial.number, trials - 1), 1.0, "")
+            display.show(min(trial.number, count - 1), 1.0, "")
             options = ", ".join(f"{name}={option_text(value)}" for name, value in trial.options.items())
             value = {"complete": "", "pruned": "ended by the pruner at "}.get(trial.state, f"{trial.state}, ")
-            line = f"{search.method}, trial {trial.number + 1} of {trials}: {options}: {value}{trial.value:.2%}"
+            line = f"{search.method}, trial {trial.number + 1} of {count}: {options}: {value}{trial.value:.2%}"
             say(f"{line}; best so far {best.value:.2%} (trial {best.number + 1})")
 
         try:
@@ -172,11 +190,15 @@ def show_outcome(search: Search, tuned: Tuned, out: Path) -> None:
     chosen = {**tuned.method_options, **tuned.regime}
     words = ", ".join(f"{name}={option_text(value)}" for name, value in chosen.items())
     path = out / f"{search.name}.json"
-    how = f"protocol {search.protocol}, {tuned.budget} trials"
+    count = len(tuned.trials)
+    how = f"protocol {search.protocol}, {count} trial{'s' * (count > 1)}"
     say(f"{search.method}: {words}, with {tuned.value:.2%} on validation data ({how})")
     if caution := PROTOCOLS[search.protocol].caution:
-        say(f"caution: {caution}")
-    say(f"to use it: hatrack run {search.benchmark} {search.method} --tuned {shlex.quote(str(path))}")
+        say(f"caution: {caution.text}")
+    seeds = ""
+    if PROTOCOLS[search.protocol].own_seed:  # results at the seed of the search would have a caution
+        seeds = f" --seeds {search.seeds[0] + 1}-{search.seeds[0] + 5}"
+    say(f"to use it: hatrack run {search.benchmark} {search.method}{seeds} --tuned {shlex.quote(str(path))}")
 
 
 def show_searches(searches: Sequence[Search], out: Path, trials: int) -> None:
@@ -186,7 +208,7 @@ def show_searches(searches: Sequence[Search], out: Path, trials: int) -> None:
         folder = out / search.name
         there = len(finished(Journal(folder, search))) if (folder / "journal.log").exists() else 0
         records = [Record.load(path) for path in sorted((folder / "records").glob("*.json"))]
-        wanted = min(trials, grid_size(search.space, search.points)) if search.sampler == "grid" else trials
+        wanted = search.limit(trials)
         spec = search.runs({n: a.values[0] if isinstance(a, Choices) else a.rounded(a.low) for n, a in search.space.items()})
         each = expected_cost(spec[0], records).seconds
         left = max(0, wanted - there)

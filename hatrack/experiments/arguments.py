@@ -1,11 +1,14 @@
 """Checks of the arguments of `run`."""
 
+import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from hatrack.experiments.spec import Run
+from hatrack.files import schema
 from hatrack.options import expect
 
 
@@ -19,6 +22,13 @@ def check_arguments(spec: Any, out: Any, device: Any, save_every: Any, progress:
         if function is not None and not callable(function):
             raise ValueError(f"{name} must be a callable or None, not {function!r}")
     check_device(device)
+
+
+def check_note(tuned: Any) -> None:
+    """Raise a ValueError if a record can't hold this as its field `tuned`: a table of names and plain values, or None."""
+    if tuned is not None:
+        schema.table(schema.plain)("tuned", dict(tuned) if isinstance(tuned, Mapping) else tuned)
+        json.dumps(dict(tuned), allow_nan=False)
 
 
 def check_device(device: Any) -> None:

@@ -35,6 +35,7 @@ def run_all(
     parallel: int = 1,
     keep_model: bool = False,
     keep_each: bool = False,
+    notes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Record]:
     """Carry out runs, in sequence or in parallel, with progress on a terminal.
 
@@ -51,19 +52,21 @@ def run_all(
         parallel: how many runs at a time: processes on a CPU, threads with a stream each on a GPU.
         keep_model: save the model of every run beside its record.
         keep_each: save the model of every run after each of its tasks, beside its record.
+        notes: how the options of runs were chosen, by their names, for the field `tuned` of new records.
 
     Returns:
         The records in the order of the runs.
     """
     how = {"out": out, "again": again, "device": device, "engine": engine, "precision": precision, "save_every": save_every}
     how |= {"keep_model": keep_model, "keep_each": keep_each}
+    notes = notes or {}
     names = [spec.name for spec in runs]
     todo, found = dict(zip(names, runs, strict=True)), dict[str, Outcome]()
     again_for_models = again or keep_model or keep_each  # at most
     workers = min(parallel, sum(again_for_models or not folder_of(spec, out).done for spec in todo.values()))
     with stop_by_signal(), Display(len(todo)) as display:
         work = [
-            partial(_one, name, spec, how, partial(display.show, number), found)
+            partial(_one, name, spec, {**how, "tuned": notes.get(name)}, partial(display.show, number), found)
             for number, (name, spec) in enumerate(todo.items())
         ]
         try:
@@ -74,10 +77,10 @@ def run_all(
                 with precision_scope(precision, torch.device(device)):  # until the last is done: it holds for all threads
                     _in_threads(work, torch.device(device), workers)
             else:
-                WorkerPool(todo, how, display, found).run(workers)
+                WorkerPool(todo, how, display, found, notes).run(workers)
         except Stopped as error:
             left = [spec for name, spec in todo.items() if name not in found]
-            raise Stopped(_how_to_continue(str(error), left, len(todo), out, again)) from None
+            raise Stopped(_how_to_continue(str(error), left, len(todo), out, again, notes)) from None
         except KeyboardInterrupt:
             raise Stopped("stopped at once; the same command goes on from what was saved before") from None
     return _records([found[name] for name in names], out)
@@ -122,12 +125,15 @@ def _in_threads(work: Sequence[Callable[[], None]], device: torch.device, worker
         raise
 
 
-def _how_to_continue(said: str, left: Sequence[Run], count: int, out: Path, again: bool) -> str:
+def _how_to_continue(
+    said: str, left: Sequence[Run], count: int, out: Path, again: bool, notes: Mapping[str, Mapping[str, Any]]
+) -> str:
     """Say in one line how to continue. With `again`, runs that have not begun are marked, so that they are not taken for
     finished."""
     for spec in left if again else ():
         with suppress(ValueError, OSError), folder_of(spec, out) as folder:
             folder.start_anew()
+            folder.keep_note(notes.get(spec.name))
     command = "the same command" + " without --again" * again
     if count == 1:
         return f"{said}; {command} goes on from there"

@@ -3,7 +3,7 @@
 import math
 import platform
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from hatrack.engine.compiled import import_compiler
 from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.precision import check_precision, precision_scope
 from hatrack.experiments.ahead import compile_ahead
-from hatrack.experiments.arguments import check_arguments
+from hatrack.experiments.arguments import check_arguments, check_note
 from hatrack.experiments.build import build_method, build_tasks, build_trunk
 from hatrack.experiments.pretraining import pretrained_trunk, pretraining_task
 from hatrack.experiments.record import Record
@@ -58,6 +58,7 @@ def run(
     keep_each: bool = False,
     progress: Progress | None = None,
     after_task: AfterTask | None = None,
+    tuned: Mapping[str, Any] | None = None,
 ) -> Record:
     """Carry out a run, or continue it where it was stopped.
 
@@ -75,6 +76,8 @@ def run(
         progress: called after every epoch, also of the pretraining, which has the task number -1.
         after_task: called after every task with the accuracies on validation data, a row per task learned and a column per
             task; what it raises ends the run.
+        tuned: how the options were chosen, for the field `tuned` of a new record. A record that is there already keeps its
+            own, and a run that is continued the one that it began with.
 
     Returns:
         The record.
@@ -85,6 +88,7 @@ def run(
         >>> record.summary["accuracy"]
     """
     check_arguments(spec, out, device, save_every, progress, after_task)
+    check_note(tuned)
     choose_engine(engine, torch.device(device).type, 0)  # an error now if it can't be had
     check_precision(precision, torch.device(device))
     folder = None if out is None else folder_of(spec, Path(out), minutes=save_every)
@@ -117,7 +121,7 @@ def run(
             elif folder.done:  # another process had it until now
                 return Record.load(folder.record)
             keep_model, keep_each = folder.remember_kept(keep_model, keep_each)
-            trainer.checkpointer = folder.checkpointer
+            trainer.checkpointer, tuned = folder.checkpointer, folder.keep_note(tuned)
         ahead = compile_ahead(spec, tasks, method, torch.device(device), precision) if compiles else None
         trainer.wait_for_code = ahead.wait if ahead else None
         try:
@@ -132,6 +136,7 @@ def run(
             kept = f"; its last good state stays in {saved}; the same command would end so again" if saved else ""
             error.args = (f"{spec.method} seed {spec.seed}, {error}{kept}",)  # one of many, perhaps
             raise
+        record.tuned = dict(tuned or {})
         record.versions |= versions(device)
         used = precision if torch.device(device).type == "cuda" else "float32"
         engines = sorted({result.engine for result in trainer.fits})

@@ -1,14 +1,15 @@
 """The folder of one run: a lock that keeps other processes out, the states of an interrupted run, and its record.
 
 Beside the record NAME.json lie, until it is there, the folder NAME.part with the saved states and the lock NAME.lock. A file
-`again` in the folder says that the run is to replace the record that it has, a file `keep` which models the run keeps.
+`again` in the folder says that the run is to replace the record that it has, a file `keep` which models the run keeps, a
+file `tuned` how its options were chosen.
 
 Only files that a run made are ever removed, and NAME.part must be a folder, not a link to one: what lies elsewhere, and what
 somebody put there, is left alone.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from glob import escape
 from pathlib import Path
@@ -16,11 +17,12 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
+from hatrack.experiments.arguments import check_note
 from hatrack.files import tensors as tensor_files
 from hatrack.files.atomic import check_own_folder, is_plain, read_bytes, remove_leftovers, target_of, write
 from hatrack.training.checkpoint import STATE, Checkpointer
 
-AGAIN, KEEP = "again", "keep"
+AGAIN, KEEP, NOTE = "again", "keep", "tuned"
 TRUNK = "pretrained.trunk"
 
 
@@ -69,7 +71,7 @@ class RunFolder:
     def _names(self) -> set[str]:
         """Return the names of files of the run in its folder, also of those that are half written."""
         found = (target_of(file.name) for file in self.path.glob("*"))
-        return {name for name in found if name in (AGAIN, KEEP, TRUNK) or STATE.fullmatch(name)}
+        return {name for name in found if name in (AGAIN, KEEP, NOTE, TRUNK) or STATE.fullmatch(name)}
 
     @property
     def done(self) -> bool:
@@ -117,6 +119,21 @@ class RunFolder:
             self.checkpointer.make_folder()
             write(self.path / AGAIN, json.dumps(self.spec), follow=False, private=True)
 
+    def keep_note(self, note: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return how the options of the run were chosen: what was said when it began, or else `note`, which is then kept."""
+        file = self.path / NOTE
+        if note and not file.exists():
+            self.checkpointer.make_folder()
+            write(file, json.dumps(dict(note)), follow=False, private=True)
+        if not file.exists():
+            return {}
+        try:
+            known: dict[str, Any] = json.loads(read_bytes(file))
+            check_note(known)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file} does not say how the options were chosen: {error}; remove {self.path}") from None
+        return known
+
     def remove_states(self) -> None:
         """Remove the files of the run, and their folder if nothing else is in it: the run has its record, or starts anew."""
         for file in self.files():
@@ -149,7 +166,7 @@ def unfinished(folder: Path) -> Iterator[RunFolder]:
         folder: a folder of records, or the folder NAME.part of one run.
     """
     for part in [folder] if folder.suffix == ".part" else sorted(folder.glob("*.part")):
-        files = [file for file in RunFolder(part, {}).files() if not file.name.startswith("fit-")]
+        files = [file for file in RunFolder(part, {}).files() if not file.name.startswith("fit-") and file.name != NOTE]
         spec = next((spec for file in files if (spec := _spec_in(file))), {})
         if files and not (found := RunFolder(part, spec)).done:
             yield found

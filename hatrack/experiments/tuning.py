@@ -82,8 +82,9 @@ def tune(
 
 def conclude(journal: Journal, out: Path, trials: int) -> Tuned | None:
     """Write the outcome of a search and return it; None if trials are missing that another process has not finished."""
-    search, done = journal.search, finished(journal)[: journal.limit(trials)]
-    if len(done) < journal.limit(trials):
+    search = journal.search
+    done = finished(journal)[: search.limit(trials)]
+    if len(done) < search.limit(trials):
         return None
     best = best_of(done)
     if best.state == "diverged":

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from hatrack.experiments.tuning_protocols import Search
-from hatrack.experiments.tuning_space import Range, grid_size, to_parameters
+from hatrack.experiments.tuning_space import Range, to_parameters
 from hatrack.files.atomic import writable
 from hatrack.seeds import derive
 
@@ -78,11 +78,6 @@ class Journal:
         found: list[FrozenTrial] = self.study.get_trials(deepcopy=True)
         return found
 
-    def limit(self, budget: int) -> int:
-        """Return how many trials a budget allows: a grid has no more than its points."""
-        search = self.search
-        return min(budget, grid_size(search.space, search.points)) if search.sampler == "grid" else budget
-
     @contextmanager
     def next_trial(self, budget: int) -> Iterator["FrozenTrial | None"]:
         """Yield the trial to run next, and keep other processes from it within the block.
@@ -92,11 +87,11 @@ class Journal:
         trial, lock = None, None
         with self.lock:
             trials = self.trials
-            for old in trials[: self.limit(budget)]:
+            for old in trials[: self.search.limit(budget)]:
                 if not old.state.is_finished() and (lock := self._lock_of(old.number)):
                     trial = old
                     break
-            if trial is None and len(trials) < self.limit(budget):
+            if trial is None and len(trials) < self.search.limit(budget):
                 self.study.add_trial(propose(self.search, trials))
                 trial, lock = self.trials[-1], self._lock_of(len(trials))
         try:

@@ -9,7 +9,7 @@ from hatrack._version import __version__
 from hatrack.experiments.metrics import mean
 from hatrack.experiments.record import clean
 from hatrack.experiments.spec import Run
-from hatrack.experiments.tuning_space import Space
+from hatrack.experiments.tuning_space import Space, grid_size
 from hatrack.methods import METHODS
 from hatrack.options import parameters
 from hatrack.regime import Regime
@@ -17,28 +17,75 @@ from hatrack.regime import Regime
 Matrix = Sequence[Sequence[float | None]]  # entry [t][i]: the accuracy on the validation data of task i after task t
 
 
+class Caution(NamedTuple):
+    """What a reader must know about a result because of how its options were chosen.
+
+    Attributes:
+        short: a few words for the row of a table.
+        text: a sentence without its full stop.
+    """
+
+    short: str
+    text: str
+
+
 class Protocol(NamedTuple):
     """A way to choose options.
 
     Attributes:
         summary: what the choice is made on, for help texts.
-        caution: why results with such options are too kind; empty if they are not.
+        caution: holds for all results with such options; None if there is nothing to say.
+        own_seed: holds for results at a seed that the search used; None if there is nothing to say.
     """
 
     summary: str
-    caution: str = ""
+    caution: Caution | None = None
+    own_seed: Caution | None = None
 
 
 PROTOCOLS = {
-    "first-tasks": Protocol("the validation data of the first tasks of one seed; only these are trained"),
-    "one-seed": Protocol("the validation data of the whole sequence of one seed"),
+    "first-tasks": Protocol(
+        "the validation data of the first tasks of one seed; only these are trained",
+        own_seed=Caution(
+            "tuned on the first tasks of this seed",
+            "its options were chosen on the validation data of the first tasks of this very seed, so that its results on "
+            "these tasks are a little too kind; results at other seeds are not",
+        ),
+    ),
+    "one-seed": Protocol(
+        "the validation data of the whole sequence of one seed",
+        own_seed=Caution(
+            "tuned on this seed",
+            "its options were chosen on the validation data of this very seed, which is too kind: "
+            "a learner that meets its tasks one after the other could not have chosen them; report other seeds",
+        ),
+    ),
     "transfer": Protocol("the validation data of another benchmark"),
     "whole-stream": Protocol(
         "the validation data of the whole sequence of all seeds that are reported",
-        "its options were chosen on the whole sequence of the seeds that are reported, which is too kind: "
-        "a learner that meets its tasks one after the other could not have chosen them",
+        Caution(
+            "tuned on the whole stream",
+            "its options were chosen on the whole sequence of the seeds that are reported, which is too kind: "
+            "a learner that meets its tasks one after the other could not have chosen them",
+        ),
     ),
 }
+
+
+def caution_of(note: Mapping[str, Any], seed: int) -> Caution | None:
+    """Return the caution that a result needs because of how its options were chosen; None if it needs none.
+
+    Args:
+        note: what the record tells of the search, see `Tuned.note`; empty if there was none.
+        seed: the seed of the result.
+    """
+    protocol = PROTOCOLS.get(str(note.get("protocol")))
+    if protocol is None or protocol.caution:
+        return protocol and protocol.caution
+    seeds = note.get("seeds")
+    return protocol.own_seed if isinstance(seeds, list) and seed in seeds else None
+
+
 FIRST_TASKS = 3  # by default
 
 
@@ -91,6 +138,10 @@ class Search:
         plain = {**vars(self), "space": {name: str(axis) for name, axis in self.space.items()}}
         result: dict[str, Any] = clean({**plain, "given": {key: dict(table) for key, table in self.given.items() if table}})
         return result
+
+    def limit(self, budget: int) -> int:
+        """Return how many trials a budget allows: a grid has no more than its points."""
+        return min(budget, grid_size(self.space, self.points)) if self.sampler == "grid" else budget
 
     def split(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the values that belong to the method and those that belong to the regime."""

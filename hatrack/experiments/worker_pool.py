@@ -39,10 +39,18 @@ class WorkerPool:
         how: keyword arguments of `run`.
         display: shows how far each run is.
         found: where records go, by name; a run that diverges leaves its error there.
+        notes: how the options of runs were chosen, by name.
     """
 
-    def __init__(self, todo: Mapping[str, Run], how: Mapping[str, Any], display: Display, found: dict[str, Outcome]) -> None:
-        self.todo, self.how, self.display, self.found = todo, how, display, found
+    def __init__(
+        self,
+        todo: Mapping[str, Run],
+        how: Mapping[str, Any],
+        display: Display,
+        found: dict[str, Outcome],
+        notes: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self.todo, self.how, self.display, self.found, self.notes = todo, how, display, found, notes
         self.numbers = {name: number for number, name in enumerate(todo)}
         self.waiting = deque(todo)
         self.workers: dict[Any, SpawnProcess] = {}  # by the pipe that leads to each
@@ -82,7 +90,7 @@ class WorkerPool:
         """Send a worker its next run, or the end."""
         name = None if self.stopping or self.errors or not self.waiting else self.waiting.popleft()
         with suppress(OSError):  # the worker is gone; `_receive` finds out
-            pipe.send(name and (name, self.todo[name], self.how))
+            pipe.send(name and (name, self.todo[name], {**self.how, "tuned": self.notes.get(name)}))
 
     def _ask_to_stop(self) -> None:
         """Ask all workers to save and stop."""

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from hatrack.experiments.statistics import leaders
+from hatrack.experiments.tuning_protocols import caution_of
 from hatrack.reporting.measures import MEASURES, MISSING, format_number, format_std, heading, spreadsheet_text
-from hatrack.reporting.tables import TOO_KIND, Setting, accuracies, changed_options, ranking, too_kind, tuning_cautions
+from hatrack.reporting.tables import Setting, accuracies, changed_options, ranking, tuning_cautions
 from hatrack.text import printable
 
 Format = Literal["latex", "markdown", "csv"]
@@ -47,7 +48,8 @@ def _cells(setting: Setting) -> tuple[list[str], list[list[str]], set[int]]:
         cells = [(m, row.measures.get(m.key)) for m in measures]
         texts = [f"{format_number(m, s.mean)} {format_std(m, s)}".strip() if s else MISSING for m, s in cells]
         record = setting.methods[row.label][0]
-        name = printable(record.spec.method) + (f" ({TOO_KIND})" if too_kind(record) else "")
+        caution = caution_of(record.tuned, record.spec.seed)
+        name = printable(record.spec.method) + (f" ({caution.short})" if caution else "")
         body.append([name, *(changed[row.label].get(o, "") for o in options), str(len(row.seeds)), *texts])
     several = len(accuracies(setting)) > 1
     return heads, body, {k for k, row in enumerate(rows) if several and best == [row.label]}

@@ -17,7 +17,7 @@ from hatrack.experiments import metrics
 from hatrack.experiments.record import Record, clean
 from hatrack.experiments.record_parts import Costs, Spec
 from hatrack.experiments.records import common_spec, untuned
-from hatrack.experiments.tuning_protocols import PROTOCOLS, Protocol
+from hatrack.experiments.tuning_protocols import caution_of
 from hatrack.methods import METHODS
 from hatrack.options import parameters
 from hatrack.reporting.measures import (
@@ -33,7 +33,6 @@ from hatrack.reporting.measures import (
 from hatrack.reporting.references import REFERENCES, counted_accuracy, counted_summary, reference_accuracy, reference_records
 from hatrack.text import printable
 
-TOO_KIND = "tuned on the whole stream"
 MAY_DIFFER = (
     "name",
     "spec",
@@ -120,20 +119,17 @@ def label(record: Record) -> str:
 
     A record whose options were chosen in a way that is too kind says so: hat (c=1.5, tuned on the whole stream).
     """
+    caution = caution_of(record.tuned, record.spec.seed)
     changed = [f"{name}={text}" for name, text in changed_options(record).items()]
-    changed += [TOO_KIND] if too_kind(record) else []
+    changed += [caution.short] if caution else []
     return printable(record.spec.method) + (f" ({printable(', '.join(changed))})" if changed else "")
-
-
-def too_kind(record: Record) -> bool:
-    """Return whether the options of a record were chosen by a protocol that has a caution."""
-    return bool(PROTOCOLS.get(record.tuned.get("protocol", ""), Protocol("")).caution)
 
 
 def tuning_cautions(setting: Setting) -> list[str]:
     """Return a sentence for every method of a setting whose options were chosen in a way that is too kind."""
-    kind = {name: records[0].tuned["protocol"] for name, records in setting.methods.items() if too_kind(records[0])}
-    return [f"{name}: {PROTOCOLS[protocol].caution}." for name, protocol in kind.items()]
+    firsts = {name: records[0] for name, records in setting.methods.items()}  # records of one label have one caution
+    found = {name: caution_of(record.tuned, record.spec.seed) for name, record in firsts.items()}
+    return [f"{name}: {caution.text}." for name, caution in found.items() if caution]
 
 
 def changed_options(record: Record) -> dict[str, str]:

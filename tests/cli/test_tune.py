@@ -10,6 +10,7 @@ from hatrack.__main__ import main
 from hatrack.cli.search_space import DEFAULT_SPACES, parse_space, space_of
 from hatrack.experiments.record import Record, sign
 from hatrack.experiments.tuned import Tuned
+from hatrack.experiments.tuning_protocols import caution_of
 from hatrack.experiments.tuning_space import Choices, Range
 from hatrack.methods import METHODS
 from hatrack.reporting.report import report
@@ -67,6 +68,9 @@ def test_a_space():
         ("lr=0.1:0.2,lr=0.3:0.4", "--over names lr twice"),
         ("keep-state=yes|no", "--keep-state must be true or false, not 'yes'"),
         ("momentum=0.1:0.9", "--momentum does nothing with --optimizer sgd"),
+        ("optimizer=adam|sgd,momentum=0.1:0.9", "--momentum does nothing with --optimizer adam"),
+        ("schedule=constant|cosine,patience=2:5", "--patience does nothing with --schedule constant"),
+        ("steps=5:10,epochs=1:3", "--epochs does nothing with --steps 5"),
     ],
 )
 def test_bad_spaces(text, said, tmp_path, capsys):
@@ -75,6 +79,40 @@ def test_bad_spaces(text, said, tmp_path, capsys):
     assert said in error
     assert error.count("\n") == 1
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "schedule=constant|plateau,patience=2:5",
+        "schedule=plateau|constant,patience=2:5",
+        "optimizer=sgd|momentum,momentum=0.1:0.9",
+        "steps=0:10,epochs=1:3",
+        "optimizer=adam|momentum,momentum=0.1:0.9,schedule=cosine|step,every=1:3",
+    ],
+)
+def test_an_option_that_has_an_effect_in_some_trials_may_be_searched(text):
+    assert space_of("ewc", text, {}) == parse_space(text, "ewc")
+
+
+def test_options_that_were_given_must_have_an_effect_in_some_trial():
+    with pytest.raises(ValueError, match="--epochs does nothing with --steps 5"):
+        space_of("ewc", "steps=5:10", {"regime": {"epochs": 2}})
+    assert list(space_of("ewc", "steps=0|10", {"regime": {"epochs": 2}})) == ["steps"]
+    assert list(space_of("ewc", "optimizer=sgd|momentum", {"regime": {"momentum": 0.5}})) == ["optimizer"]
+
+
+def test_adam_has_smaller_learning_rates_by_default():
+    for method, name in (("ewc", "lr"), ("sgd", "lr"), ("stable-sgd", "first_lr")):
+        for optimizer, low, high in (
+            ("sgd", 0.01, 0.2),
+            ("momentum", 0.01, 0.2),
+            ("adam", 1e-4, 1e-2),
+            ("adamw", 1e-4, 1e-2),
+        ):
+            space = space_of(method, None, {"regime": {"optimizer": optimizer}})
+            assert space[name] == Range(low, high, log=True), (method, optimizer)
+    assert space_of("ewc", None, {"regime": {"optimizer": "adam"}})["strength"] == Range(1.0, 1e5, log=True)
 
 
 def test_default_spaces_are_of_methods_and_around_their_defaults():
@@ -156,7 +194,8 @@ def test_several_methods_have_the_same_budget(tmp_path, capsys):
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "smnist has 2 tasks, and first-tasks uses all of them" in shown
-    outcomes = [Tuned.load(tmp_path / f"smnist-{name}-first-tasks.json") for name in ("si", "mas")]
+    outcomes = [Tuned.load(tmp_path / f"smnist-{name}-one-seed.json") for name in ("si", "mas")]
+    assert [(tuned.search["protocol"], tuned.search["tasks_used"]) for tuned in outcomes] == [("one-seed", 0)] * 2
     assert [len(tuned.trials) for tuned in outcomes] == [2, 2]
     assert [set(tuned.method_options) for tuned in outcomes] == [{"c"}, {"strength"}]
     assert "trial 2 of 2" in shown
@@ -165,6 +204,32 @@ def test_several_methods_have_the_same_budget(tmp_path, capsys):
     assert main(words) == 0, "nothing is left to do"
     assert "trial 2 of 2" not in capsys.readouterr().out
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == before
+
+
+def test_first_tasks_with_all_tasks_is_one_seed(tmp_path, capsys):
+    words = ["tune", "smnist", "sgd", *SHORT, "--tasks", "5", "--trials", "1", "--out", str(tmp_path)]
+    assert main([*words, "--tasks-used", "5"]) == 0
+    assert "recorded as one-seed" in capsys.readouterr().out
+    path = tmp_path / "smnist-sgd-one-seed.json"
+    assert Tuned.load(path).search["protocol"] == "one-seed"
+    assert main(["run", "pmnist", "sgd", *SHORT, "--tuned", str(path), "--out", str(tmp_path / "no")]) == 2
+    assert "is for smnist, not for pmnist (protocol one-seed)" in capsys.readouterr().err
+    assert main([*words, "--tasks-used", "4"]) == 0
+    tuned = Tuned.load(tmp_path / "smnist-sgd-first-tasks.json")
+    assert (tuned.search["protocol"], tuned.search["tasks_used"]) == ("first-tasks", 4)
+
+
+def test_a_grid_has_as_many_trials_as_points(tmp_path, capsys):
+    words = ["tune", "smnist", "sgd", *SHORT, "--over", "lr=0.01:0.1", "--sampler", "grid", "--points", "2"]
+    assert main([*words, "--trials", "8", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "trial 2 of 2:" in shown
+    assert "(protocol one-seed, 2 trials)" in shown
+    assert "of 8" not in shown
+    assert "equal budgets" not in shown
+    words = ["tune", "smnist", "sgd,ewc", *SHORT, "--sampler", "grid", "--points", "2", "--trials", "8", "--dry-run"]
+    assert main([*words, "--out", str(tmp_path / "no")]) == 0
+    assert "do not have equal budgets: sgd 2, ewc 4 trials" in capsys.readouterr().out
 
 
 def test_a_transfer_takes_the_options_of_the_other_benchmark(tmp_path, capsys):
@@ -217,6 +282,12 @@ def test_the_name_of_a_record_does_not_tell_how_its_options_were_found(searched,
     assert "tuned" not in json.loads((tmp_path / "hand" / names[0][0]).read_text())
 
 
+def test_an_option_that_the_outcome_leaves_without_effect(searched, tmp_path, capsys):
+    path = change(searched / FILE, tmp_path, regime={"steps": 5})
+    assert main(["run", "smnist", "ewc", *SHORT, "--tuned", str(path), "--out", str(tmp_path / "no")]) == 2
+    assert "--epochs does nothing with --steps 5" in capsys.readouterr().err
+
+
 def test_options_given_by_hand_win(searched, tmp_path, capsys):
     words = ["run", "smnist", "ewc", *SHORT, "--tasks", "5", "--tuned", str(searched / FILE), "--out", str(tmp_path)]
     assert main([*words, "--lr", "0.011"]) == 0
@@ -227,6 +298,52 @@ def test_options_given_by_hand_win(searched, tmp_path, capsys):
     assert main([*words, "--lr", "0.011", "--strength", "3", "--seed", "5"]) == 0
     (record,) = (r for r in map(Record.load, tmp_path.glob("*.json")) if r.spec.seed == 5)
     assert record.tuned == {}, "nothing of it was tuned"
+
+
+def test_a_record_keeps_what_it_says_about_its_options(searched, tmp_path, capsys):
+    """Neither a file with the same values nor a record that was made by hand changes how a record was tuned."""
+    other = tmp_path / "other"
+    other.mkdir()
+    whole = change(searched / FILE, other, search={"protocol": "whole-stream"})
+    words = ["run", "smnist", "ewc", *SHORT, "--tasks", "5", "--seed", "1", "--out", str(tmp_path)]
+    assert main([*words, "--tuned", str(whole)]) == 0
+    (path,) = tmp_path.glob("*.json")
+    before = path.read_bytes()
+    capsys.readouterr()
+    assert main([*words, "--tuned", str(searched / FILE)]) == 0
+    assert path.read_bytes() == before
+    shown = capsys.readouterr().out
+    assert "tuned on the whole stream" in " ".join(shown.split())
+    assert "chosen by the protocol whole-stream" in shown
+    assert main([*words, "--tuned", str(searched / FILE), "--again"]) == 0
+    assert Record.load(path).tuned["protocol"] == "first-tasks", "a new record says how its own options were chosen"
+
+
+def test_a_record_that_was_made_by_hand_stays_so(searched, tmp_path, capsys):
+    tuned = Tuned.load(searched / FILE)
+    words = ["run", "smnist", "ewc", *SHORT, "--tasks", "5", "--seed", "1", "--out", str(tmp_path)]
+    assert main([*words, "--strength", str(tuned.method_options["strength"]), "--lr", str(tuned.regime["lr"])]) == 0
+    (path,) = tmp_path.glob("*.json")
+    before = path.read_bytes()
+    assert main([*words, "--tuned", str(searched / FILE)]) == 0
+    assert path.read_bytes() == before
+    assert "ewc seed 1: there already; the options were not taken from a search" in capsys.readouterr().out
+
+
+def test_a_run_says_in_what_it_differs_from_the_search(searched, tmp_path, capsys):
+    words = ["run", "smnist", "ewc", *SHORT, "--seed", "1", "--tuned", str(searched / FILE), "--out", str(tmp_path)]
+    assert main([*words, "--tasks", "5", "--lr", "0.02", "--watch-tasks", "--dry-run"]) == 0
+    assert "warning" not in capsys.readouterr().out, "what was searched, and what is measured, may differ"
+    others = ["--optimizer", "adam", "--scenario", "domain", "--anchors", "online", "--widths", "20,20"]
+    assert main([*words, *others, "--dry-run"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("warning, ewc"))
+    names = sorted(part.split()[0] for part in line.partition(f"{FILE}: ")[2].split("; "))
+    assert names == ["anchors", "optimizer", "scenario", "tasks", "widths"]
+    assert "tasks 2, there 5" in line
+    assert "widths 20,20, there 10" in line
+    words[words.index("--widths") : words.index("--widths") + 2] = []
+    assert main([*words, "--tasks", "5", "--network", "cnn", "--dry-run"]) == 0
+    assert "network cnn, there mlp" in capsys.readouterr().out
 
 
 def change(path, folder, **changes):
@@ -305,6 +422,38 @@ def test_a_choice_on_the_whole_stream_has_a_caution_wherever_it_is_shown(tmp_pat
         shown = capsys.readouterr().out
         assert "tuned on the whole stream" in shown
         assert ("too kind" in shown) == (form != "csv")
+
+
+@pytest.mark.parametrize("protocol", ["one-seed", "first-tasks"])
+def test_a_result_at_the_seed_of_the_search_has_a_caution(protocol):
+    own, other = (make("hat", seed, accuracy=[[0.9, 0.5], [0.8, 0.7]]) for seed in (3, 4))
+    for record in (own, other):
+        record.tuned = {
+            "protocol": protocol,
+            "trials": 5,
+            "options": ["c"],
+            "regime": [],
+            "regime_without": [],
+            "seeds": [3],
+        }
+    caution = caution_of(own.tuned, 3)
+    assert caution is not None
+    assert "too kind" in caution.text
+    assert (label(own), label(other)) == (f"hat ({caution.short})", "hat")
+    (setting,) = settings([own, other])
+    assert {name: [r.spec.seed for r in group] for name, group in setting.methods.items()} == {label(own): [3], "hat": [4]}
+    assert "this very seed" in str(terminal(setting).caption)
+    assert caution_of({**own.tuned, "protocol": "transfer", "on": "pmnist"}, 3) is None
+    assert caution_of({}, 3) is None
+
+
+def test_a_run_at_the_seed_of_the_search(tmp_path, capsys):
+    words = ["smnist", "sgd", *SHORT, "--seed", "3"]
+    assert main(["tune", *words, "--protocol", "one-seed", "--trials", "1", "--out", str(tmp_path)]) == 0
+    path, runs = tmp_path / "smnist-sgd-one-seed.json", tmp_path / "runs"
+    assert main(["run", *words[:-2], "--seeds", "3-4", "--tuned", str(path), "--out", str(runs)]) == 0
+    assert "caution, sgd at seed 3: its options" in capsys.readouterr().out
+    assert sorted(label(Record.load(file)).endswith("tuned on this seed)") for file in runs.glob("*.json")) == [False, True]
 
 
 def test_whole_stream_from_the_command_line(tmp_path, capsys):
