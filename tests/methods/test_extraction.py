@@ -72,6 +72,16 @@ def test_smaller_by_the_share_of_unused_weights(name, shape, options, share):
     assert found["zeros_left"] == 0
 
 
+@pytest.mark.parametrize("name", ["densenet40_k12_cifar10", "seresnet20_cifar10", "shufflenetv2_wd2"])
+def test_networks_of_a_model_zoo(name):
+    provider = pytest.importorskip("pytorchcv.model_provider")
+    features = provider.get_model(name).features
+    features[-1] = nn.AdaptiveAvgPool2d(1)
+    x = torch.randn(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    network = check(gated(nn.Sequential(features, nn.Flatten()).double(), x, 0.5), x)
+    assert network.extraction["weights"] < 0.6 * network.extraction["weights_before"]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_networks(seed):
     x = torch.randn(5, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
