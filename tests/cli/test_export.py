@@ -44,7 +44,7 @@ def exported(model, path, kind, *options):
         return images, method(method.net.preprocess(images, 1), 1)
 
 
-@pytest.mark.parametrize("options", [(), ("--floats",)])
+@pytest.mark.parametrize("options", [(), pytest.param(("--floats",), marks=pytest.mark.slow)])
 def test_torch(model, tmp_path, capsys, options):
     images, logits = exported(model, tmp_path / "one.pt2", "torch", *options)
     torch.save((images, logits), tmp_path / "wanted.pt")

@@ -47,7 +47,7 @@ def check(method, x, task=0):
     return network
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "shape"), [("alexnet", (3, 32, 32)), ("resnet18", (3, 16, 16)), ("vit", (3, 16, 16))])
 def test_the_networks_of_the_package(name, shape, dtype):
     x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1)).to(dtype)
