@@ -1,6 +1,5 @@
 """Writing the network of one task into a file. Imported when `hatrack export` begins: it needs torch."""
 
-import importlib
 import io
 import json
 import logging
@@ -12,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from safetensors.torch import save
@@ -78,8 +77,11 @@ def save_torch(network: fx.GraphModule, example: Tensor, path: Path) -> Run:
 
 def save_onnx(network: fx.GraphModule, example: Tensor, path: Path) -> Run:
     """Write a model for ONNX, and return what it computes with onnxruntime."""
-    runtime = _installed("onnxruntime")
-    _installed("onnxscript")
+    try:
+        import onnxruntime as runtime  # type: ignore[import-untyped, import-not-found, unused-ignore]
+        import onnxscript  # type: ignore[import-untyped, import-not-found, unused-ignore]  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f'--format onnx needs {error.name}: pip install "hatrack[onnx]"') from error
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), _quiet(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # of torch's own code
         file = Path(folder) / "network.onnx"
@@ -117,14 +119,6 @@ def save_tensors(network: fx.GraphModule, example: Tensor, path: Path) -> Run:
 
 
 WRITERS = {"torch": save_torch, "onnx": save_onnx, "safetensors": save_tensors}
-
-
-def _installed(name: str) -> Any:
-    """Return a module of the extra `onnx`."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ValueError(f'--format onnx needs {name}: pip install "hatrack[onnx]"') from error
 
 
 @torch.no_grad()
