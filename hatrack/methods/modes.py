@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from hatrack.methods.method import Method
+    from hatrack.methods.trained import TrainedMethod
 
 
 @contextmanager
-def evaluation_mode(method: "Method") -> Iterator[None]:
+def evaluation_mode(method: "TrainedMethod") -> Iterator[None]:
     """Within it the method is in evaluation mode; afterwards, also after an error, it is in the mode that it had.
 
     Other threads wait, because the mode is one for all of them.
