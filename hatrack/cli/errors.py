@@ -17,10 +17,11 @@ from platform import platform, python_version
 import click
 
 from hatrack._version import __version__
+from hatrack.cli.interrupts import STOPPED
 from hatrack.methods.divergence import Diverged
 from hatrack.text import printable, say, shorten
 
-DEFECT, MISTAKE, STOPPED = 1, 2, 130  # exit codes
+DEFECT, MISTAKE = 1, 2  # exit codes, besides STOPPED
 EXPECTED = (ValueError, IndexError, OSError, MemoryError, Diverged)  # of a user's words, files and computer
 
 

@@ -4,15 +4,14 @@ import io
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, cast
 
 import click
 from click.shell_completion import CompletionItem
 
 from hatrack._version import __version__
-from hatrack.cli.errors import STOPPED, report
-from hatrack.cli.interrupts import one_interrupt
+from hatrack.cli.errors import report
+from hatrack.cli.interrupts import end_at_ctrl_c, ignore_ctrl_c
 from hatrack.registry import Entry, Registry, load
 from hatrack.text import one_line
 
@@ -113,10 +112,16 @@ def main(words: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal or a file that can't take a letter gets a question mark
             stream.reconfigure(errors="replace")
-    with one_interrupt(last=words is None), suppress(KeyboardInterrupt):
-        given = list(sys.argv[1:] if words is None else words)
-        try:
-            return int(program.main(given, prog_name=PROGRAM, standalone_mode=False) or 0)
-        except (Exception, KeyboardInterrupt) as error:
-            return report(error, given)
-    return STOPPED  # Ctrl-C while an error was reported
+    given = list(sys.argv[1:] if words is None else words)
+    own_process = words is None
+    if own_process:
+        end_at_ctrl_c()
+    try:
+        return int(program.main(given, prog_name=PROGRAM, standalone_mode=False) or 0)
+    except (Exception, KeyboardInterrupt) as error:
+        if own_process:
+            ignore_ctrl_c()
+        return report(error, given)
+    finally:
+        if own_process:
+            ignore_ctrl_c()

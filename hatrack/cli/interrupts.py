@@ -1,29 +1,44 @@
-"""Ctrl-C in the command line: the first one ends the program, and none that come after it interrupt its end."""
+"""Ctrl-C in the command line, where no run is under way or for the second time: the process ends at once.
 
+It does not raise an exception: one that comes in the middle of an import, of torch's code in C++ or of a lock leaves behind
+what nobody can clear up. Whatever is written is written so that a process may be killed at any moment.
+"""
+
+import multiprocessing
+import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
+from typing import NoReturn
+
+STOPPED = 130  # the exit code
+SHOW_CURSOR = "\n\x1b[?25h"  # for terminals: below the bar
 
 
-@contextmanager
-def one_interrupt(last: bool) -> Iterator[None]:
-    """Within it, the first Ctrl-C raises KeyboardInterrupt and further ones are ignored.
+def end_at_ctrl_c() -> None:
+    """From now on Ctrl-C ends the process, with one line and exit code 130; where it is ignored it stays so."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _end)
 
-    Args:
-        last: the process ends behind the block, and Ctrl-C stays ignored; otherwise the former handler is restored.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
-        yield
-        return
-    signal.signal(signal.SIGINT, _interrupt)
+
+def ignore_ctrl_c() -> None:
+    """From now on Ctrl-C does nothing: the process is about to end, with a line of its own."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _end(number: int, frame: object) -> NoReturn:
     try:
-        yield
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with suppress(Exception):
+            for process in multiprocessing.active_children():  # runs in parallel
+                process.kill()
+        with suppress(Exception):
+            text = (
+                SHOW_CURSOR * sys.stderr.isatty()
+                + "hatrack: stopped at once; a run goes on with the same command, from what was saved before\n"
+            )
+            os.write(2, text.encode())  # `print` would fail if it is what was interrupted
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN if last else before)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt
+        os._exit(STOPPED)

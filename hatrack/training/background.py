@@ -29,7 +29,8 @@ class Background:
     def wait(self) -> None:
         """Wait until the last job has ended, and raise its error if it failed."""
         if self._thread is not None:
-            self._thread.join()
+            if self._thread.ident is not None:  # otherwise Ctrl-C came before it was started
+                self._thread.join()
             self._thread = None
         error, self._error = self._error, None
         if error is not None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import random
 import re
 import signal
 import subprocess
@@ -15,7 +16,6 @@ from PIL import Image
 
 from hatrack import Record, run
 from hatrack.__main__ import main
-from hatrack.cli.interrupts import one_interrupt
 from hatrack.cli.values import parse_seeds
 from hatrack.experiments.signals import stop_by_signal
 from hatrack.experiments.spec import Run
@@ -133,7 +133,7 @@ def test_help_ends_without_an_empty_line(capsys):
 
 
 def interrupted_often() -> None:
-    with one_interrupt(last=False), stop_by_signal():
+    with stop_by_signal():
         signal.raise_signal(signal.SIGINT)
         assert stopping.is_set()
         try:
@@ -151,30 +151,61 @@ def test_the_second_interrupt_raises_and_later_ones_do_nothing():
     assert not stopping.is_set()
 
 
-def test_one_interrupt_outside_of_runs(monkeypatch, capsys):
-    def interrupted() -> None:
-        try:
-            signal.raise_signal(signal.SIGINT)
-        finally:
-            for _ in range(3):
-                signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr("hatrack.cli.list.everything", interrupted)
+def test_an_interrupt_of_a_command_called_from_python(monkeypatch, capsys):
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("hatrack.cli.list.everything", lambda: signal.raise_signal(signal.SIGINT))
     assert main(["list"]) == 130
     assert capsys.readouterr().err.strip() == "hatrack: stopped"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+INTERRUPTED = """
+import signal, sys
+import hatrack.cli.list
+from hatrack.cli import main
+
+def interrupted():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        print("an exception that somebody may catch")
+
+hatrack.cli.list.everything = interrupted
+sys.argv = ["hatrack", "list"]
+sys.exit(main())
+"""
+
+
+def test_an_interrupt_outside_of_runs_ends_the_process():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert re.fullmatch(r"hatrack: stopped[^\n]*\n", done.stderr)
+
+
+def interrupt_twice(folder: Path, between: float, times: int = 2) -> None:
+    """Start a run, interrupt it so often, and check that it ends with one line and goes on to the same record."""
+    process = start(folder / "stopped", "--save-every", "0.001")
+    wait_for(folder / "stopped", "fit")
+    for _ in range(times):
+        process.send_signal(signal.SIGINT)
+        time.sleep(between)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert re.fullmatch(r"hatrack: stopped[^\n]*\n", err), err
+    assert "Traceback" not in out
 
 
 @pytest.mark.parametrize("times", [2, 5])
 def test_many_interrupts_are_no_traceback(times, tmp_path):
-    process = start(tmp_path, "--save-every", "0.001")
-    wait_for(tmp_path, "fit")
-    for _ in range(times):
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.01)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert re.fullmatch(r"hatrack: stopped[^\n]*\n", err), err
-    assert "Traceback" not in out
+    interrupt_twice(tmp_path, 0.01, times)
+    assert_same(*here(tmp_path / "stopped"), *here(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(120 if os.environ.get("HATRACK_TEST_LONG") else 12))
+def test_two_interrupts_at_any_moment(seed, tmp_path):
+    """An exception in the middle of torch's code, of a lock or of the end of the program was a traceback or an abort."""
+    interrupt_twice(tmp_path, random.Random(seed).choice([0.001, 0.003, 0.01, 0.02, 0.05]))
 
 
 def test_a_closed_terminal_saves_and_the_run_goes_on_later(tmp_path):

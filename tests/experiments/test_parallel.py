@@ -173,7 +173,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
     time.sleep(1)
     os.killpg(process.pid, signal.SIGINT)
     said = process.communicate()[1]
-    assert said == "hatrack: stopped at once; the same command goes on from what was saved before\n"
+    assert said == "hatrack: stopped at once; a run goes on with the same command, from what was saved before\n"
     assert process.returncode == 130
     assert_all_ended(process.pid)
     assert_goes_on(tmp_path / "out", tmp_path / "whole")
