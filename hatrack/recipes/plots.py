@@ -16,6 +16,7 @@ from hatrack.recipes.recipe import Plot
 from hatrack.recipes.results import Results
 from hatrack.reporting.drawing import LINES, MARKERS, MUTED, PALETTE, STYLE, TEXT, Drawing, LineStyle, render, task_colours
 from hatrack.reporting.figures import draw_lines
+from hatrack.reporting.flatness import draw_flatness
 
 
 def draw(plot: Plot, results: Results, name: str) -> Drawing | None:
@@ -42,6 +43,16 @@ def accuracy_lines(name: str = "accuracy", title: str = "Average accuracy agains
         return {label: [100 * metrics.average_accuracies(r.accuracy) for r in group] for label, group in records.items()}
 
     return Plot(name, title, lambda results: _lines(lines(results), "average accuracy, %", 4))
+
+
+def flatness_lines(name: str = "spectrum") -> Plot:
+    """Return the plot of the flatness of every row that has it."""
+
+    def figure(results: Results) -> Figure | None:
+        found = {label: runs for label in results.rows if (runs := results.flatness_of(label))}
+        return draw_flatness(found) if found else None
+
+    return Plot(name, "Curvature, forgetting with its bound, and the loss between two tasks", figure)
 
 
 def _ratio_values(results: Results) -> dict[str, list[Matrix]]:

@@ -15,7 +15,15 @@ from hatrack.reporting.drawing import MARKERS, MUTED, PALETTE, STYLE
 from hatrack.text import shorten
 
 
-def draw_flatness(found: Mapping[str, Sequence[Flatness]]) -> bytes:
+def flatness_png(found: Mapping[str, Sequence[Flatness]]) -> bytes:
+    """Return the figure of `draw_flatness` as a PNG file."""
+    file = io.BytesIO()
+    with style.context(STYLE):
+        draw_flatness(found).savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+def draw_flatness(found: Mapping[str, Sequence[Flatness]]) -> Figure:
     """Draw the flatness of one or several runs.
 
     Args:
@@ -23,7 +31,7 @@ def draw_flatness(found: Mapping[str, Sequence[Flatness]]) -> bytes:
             from the lowest seed to the highest.
 
     Returns:
-        The figure as a PNG file.
+        The figure.
     """
     with style.context(STYLE):
         figure = Figure(figsize=(13.5, 4.2), layout="constrained")
@@ -48,9 +56,7 @@ def draw_flatness(found: Mapping[str, Sequence[Flatness]]) -> bytes:
             Line2D([], [], color=PALETTE[k % len(PALETTE)], marker=MARKERS[k % len(MARKERS)]) for k in range(len(names))
         ]
         figure.legend(lines, names, loc="outside lower center", ncols=min(4, len(names)), frameon=False)
-        file = io.BytesIO()
-        figure.savefig(file, format="png", metadata={"Software": None})
-    return file.getvalue()
+    return figure
 
 
 def _numbers(runs: Sequence[Flatness]) -> list[int]:
