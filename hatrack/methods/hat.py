@@ -182,14 +182,39 @@ class HAT(Method):
     # Learning
 
     def learn_task(self, task: Task, fit: Fit) -> None:
-        self.done[task.index] = False  # if the task was learned before, its units become free
-        self._freeze_used_weights()
-        self.warn_if_full(task)
-        self.learning = task.index
-        fit(self, task, plain={self.embeddings[task.index]: self.gate_lr})
+        self.begin_task(task.index)
+        self.warn_if_full(task.name)
+        fit(self, task, plain={self.embeddings[task.index]: self.gate_rate})
         self.norms.recompute(self, task.index, task.train)  # with the final gates
-        self.gates[task.index] = self.final_gates(task.index).detach()
-        self.done[task.index] = True
+        self.finish_task(task.index)
+
+    def begin_task(self, task: int, embedding: nn.Parameter | None = None) -> None:
+        """Freeze what finished tasks use. A task that was learned before is not among them, so that its units become free.
+
+        Args:
+            task: the number of the task that is learned now.
+            embedding: (units,), the parameter that is learned in place of the task's own; it gets its initial values.
+        """
+        self.done[task] = False
+        self._freeze_used_weights()
+        self.learning = task
+        if embedding is not None:
+            embedding.data.copy_(self._initial_embedding(task))
+            self.embeddings[task] = embedding
+
+    def finish_task(self, task: int) -> None:
+        """Store the gates that a task has now as its final ones."""
+        self.gates[task] = self.final_gates(task).detach()
+        self.done[task] = True
+
+    @property
+    def gate_rate(self) -> float:
+        """The learning rate of the embeddings."""
+        return self.gate_lr
+
+    def frozen_weights(self) -> list[Freeze]:
+        """Return what is frozen while a task is learned, by parameter."""
+        return [partial.freeze for partial in self.freezes]
 
     def end_learning(self) -> None:
         self.freezes = []
@@ -224,10 +249,21 @@ class HAT(Method):
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy with annealed gates, plus c times the capacity term (Eq. 4)."""
         assert isinstance(batch.task, int), "HAT learns one task at a time"
-        gates = self._open_frozen(torch.sigmoid(hardness(batch, self.smax, self.anneal) * self.embeddings[batch.task]))
-        features = self.units.run(batch.x, without_denormals(gates), self.norms.of(batch.task))
-        logits = self.net.head(features, batch.task)
+        gates = self.soft_gates(batch.task, hardness(batch, self.smax, self.anneal))
+        logits = self._with_gates(batch.x, batch.task, gates)
         return F.cross_entropy(logits, batch.y) + self.c * self.capacity(gates)
+
+    def soft_gates(self, task: int, s: Tensor) -> Tensor:
+        """Return the gates (units,) of the task being learned, at hardness s (Eq. 1)."""
+        return self._open_frozen(torch.sigmoid(s * self.embeddings[task]))
+
+    def _with_gates(self, x: Tensor, task: int, gates: Tensor) -> Tensor:
+        """Return the logits of a task with these soft gates."""
+        return self.net.head(self.units.run(x, without_denormals(gates), self.norms.of(task)), task)
+
+    def soft_forward(self, x: Tensor, task: int, s: Tensor) -> Tensor:
+        """Return the logits of the task being learned, with its gates at hardness s."""
+        return self._with_gates(x, task, self.soft_gates(task, s))
 
     def capacity(self, gates: Tensor) -> Tensor:
         """Return R (Eq. 5), the share of the free units that the gates open; 0 when no unit is free."""
@@ -244,6 +280,14 @@ class HAT(Method):
         e = self.embeddings[batch.task]
         if e.grad is not None:
             e.grad.mul_(compensation(e, hardness(batch, self.smax, self.anneal), self.smax))
+
+    def gate_gradient(self, grad: Tensor, s: Tensor) -> Tensor:
+        """Return the gradient by which the embedding moves: that of a loss without the capacity term, plus c times that of
+        the capacity term, compensated. A loop that computes its own loss needs it; `loss` has it all in one."""
+        e = self.embeddings[self.learning]
+        with torch.enable_grad():
+            (own,) = torch.autograd.grad(self.c * self.capacity(self.soft_gates(self.learning, s)), e)
+        return (grad + own) * compensation(e.detach(), s, self.smax)
 
     def constrain(self) -> None:
         """Restore the bits of frozen weights, keep the others finite (infinity times a closed gate is not 0), and clamp the

@@ -372,14 +372,14 @@ class Method(TrainedMethod):
         tensors = [*self.net.named_parameters(), *self.net.named_buffers()]
         return {name: exchanged.get(name, tensor) for name, tensor in tensors if name.startswith(parts)}
 
-    def warn_if_full(self, task: Task) -> None:
+    def warn_if_full(self, name: str) -> None:
         """Warn if little is free in some layers; the task is learned all the same."""
         taken = {layer: share for layer, share in self.usage().items() if not is_held(layer)}
         scarce = [f"{layer} ({1 - share:.0%})" for layer, share in taken.items() if 1 - share < SCARCE]
         if scarce:
             which = ", ".join(scarce[:3]) + (" ..." if len(scarce) > 3 else "")
             counts = f"{len(scarce)} of {len(taken)} layers: {which}"
-            warnings.warn(f"task {task.name!r} finds under {SCARCE:.0%} free in {counts}", stacklevel=4)
+            warnings.warn(f"task {name!r} finds under {SCARCE:.0%} free in {counts}", stacklevel=4)
 
 
 def used_modules(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:

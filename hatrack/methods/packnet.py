@@ -155,7 +155,7 @@ class PackNet(Method):
         self._free_weights_of(task.index)  # if it was learned before
         position = int(self.turns.max()) + 1
         self._freeze(self.owner > 0)
-        self.warn_if_full(task)
+        self.warn_if_full(task.name)
         first = fit(self, task)
         self._prune(position)
         self._freeze(self.owner != position)  # also the pruned weights: they stay 0

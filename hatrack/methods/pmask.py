@@ -162,14 +162,40 @@ class PMASK(Method):
     # Learning
 
     def learn_task(self, task: Task, fit: Fit) -> None:
-        self.done[task.index] = False  # if the task was learned before, its weights become free
-        self._freeze_used_weights()
-        self.warn_if_full(task)
-        self.learning, self.embeddings = task.index, nn.Parameter(self._initial_embeddings(task.index))
-        fit(self, task, plain={self.embeddings: self.gate_lr * self.per_unit})
+        self.begin_task(task.index)
+        self.warn_if_full(task.name)
+        assert self.embeddings is not None
+        fit(self, task, plain={self.embeddings: self.gate_rate})
         self.norms.recompute(self, task.index, task.train)  # with the final gates
-        self.packed_masks[task.index] = pack(self.embeddings > 0)
-        self.done[task.index] = True
+        self.finish_task(task.index)
+
+    def begin_task(self, task: int, embedding: nn.Parameter | None = None) -> None:
+        """Freeze what finished tasks use. A task that was learned before is not among them, so that its weights become free.
+
+        Args:
+            task: the number of the task that is learned now.
+            embedding: (weights,), a parameter to learn; it gets its initial values. None: a new one is made.
+        """
+        self.done[task] = False
+        self._freeze_used_weights()
+        self.learning, initial = task, self._initial_embeddings(task)
+        if embedding is not None:
+            embedding.data.copy_(initial)
+        self.embeddings = nn.Parameter(initial) if embedding is None else embedding
+
+    def finish_task(self, task: int) -> None:
+        """Store the gates that a task has now as its final ones."""
+        self.packed_masks[task] = pack(self.final_gates(task))
+        self.done[task] = True
+
+    @property
+    def gate_rate(self) -> float:
+        """The learning rate of the embeddings."""
+        return self.gate_lr * self.per_unit
+
+    def frozen_weights(self) -> list[Freeze]:
+        """Return what is frozen while a task is learned, by parameter."""
+        return self.freezes
 
     def end_learning(self) -> None:
         self.embeddings, self.freezes = None, []
@@ -202,6 +228,18 @@ class PMASK(Method):
         given = (self.embeddings, s, self.smax, self.price, *self.weights())
         *weights, capacity = _Masked.apply(*given)  # type: ignore[no-untyped-call]
         return weights, capacity
+
+    def soft_forward(self, x: Tensor, task: int, s: Tensor) -> Tensor:
+        """Return the logits of the task being learned, with its gates at hardness s."""
+        return self._run(x, task, self.masked(s)[0])
+
+    def gate_gradient(self, grad: Tensor, s: Tensor) -> Tensor:
+        """Return the gradient by which the embeddings move: that of a loss without the capacity term, which is compensated
+        already, plus c times that of the capacity term. A loop that computes its own loss needs it."""
+        assert self.embeddings is not None
+        e = self.embeddings.detach()
+        a = (s * e).clamp_(-50, 50).sigmoid_()
+        return _times_slope(self.price * (self.smax * self.c), torch.sigmoid(e), a).add_(grad)
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
         for freeze in self.freezes:
@@ -258,6 +296,13 @@ class PMASK(Method):
         self.net.reset_head(task)
 
 
+def _times_slope(grad: Tensor, sigmoid: Tensor, a: Tensor) -> Tensor:
+    """Multiply in place by the slope of sigmoid(e), and by 0 unless CLOSED < a < 1. Return the result."""
+    aten.sigmoid_backward.grad_input(grad, sigmoid, grad_input=grad)  # times sigmoid(e) (1 - sigmoid(e))
+    aten.hardtanh_backward.grad_input(grad, a, CLOSED, 1, grad_input=grad)
+    return grad
+
+
 class _Masked(torch.autograd.Function):
     """Computes the weights times their gates a = sigmoid(se), and the capacity term: the share of free weights that a opens.
 
@@ -285,8 +330,7 @@ class _Masked(torch.autograd.Function):
             else:
                 part.addcmul_(g, w, value=ctx.smax)
         reused = torch.sigmoid(e)  # its memory is used again for the gradients of the weights: new memory is slow
-        aten.sigmoid_backward.grad_input(grad, reused, grad_input=grad)  # times sigmoid(e) (1 - sigmoid(e))
-        aten.hardtanh_backward.grad_input(grad, a, CLOSED, 1, grad_input=grad)  # 0 unless CLOSED < a < 1
+        _times_slope(grad, reused, a)
         parts = zip(outer, pieces(a, weights), pieces(reused, weights), strict=True)
         fresh = is_capturing()  # the compiler plans memory itself, and refuses to write channels-last results in place
         scaled = [g * gate if g.is_complex() or fresh else torch.mul(g, gate, out=part) for g, gate, part in parts]
