@@ -249,13 +249,13 @@ class HAT(Method):
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy with annealed gates, plus c times the capacity term (Eq. 4)."""
         assert isinstance(batch.task, int), "HAT learns one task at a time"
-        gates = self.soft_gates(batch.task, hardness(batch, self.smax, self.anneal))
+        gates = self.soft_gates(self.embeddings[batch.task], hardness(batch, self.smax, self.anneal))
         logits = self._with_gates(batch.x, batch.task, gates)
         return F.cross_entropy(logits, batch.y) + self.c * self.capacity(gates)
 
-    def soft_gates(self, task: int, s: Tensor) -> Tensor:
-        """Return the gates (units,) of the task being learned, at hardness s (Eq. 1)."""
-        return self._open_frozen(torch.sigmoid(s * self.embeddings[task]))
+    def soft_gates(self, e: Tensor, s: Tensor) -> Tensor:
+        """Return the gates (units,) of an embedding at hardness s (Eq. 1)."""
+        return self._open_frozen(torch.sigmoid(s * e))
 
     def _with_gates(self, x: Tensor, task: int, gates: Tensor) -> Tensor:
         """Return the logits of a task with these soft gates."""
@@ -263,7 +263,7 @@ class HAT(Method):
 
     def soft_forward(self, x: Tensor, task: int, s: Tensor) -> Tensor:
         """Return the logits of the task being learned, with its gates at hardness s."""
-        return self._with_gates(x, task, self.soft_gates(task, s))
+        return self._with_gates(x, task, self.soft_gates(self.embeddings[task], s))
 
     def capacity(self, gates: Tensor) -> Tensor:
         """Return R (Eq. 5), the share of the free units that the gates open; 0 when no unit is free."""
@@ -284,9 +284,9 @@ class HAT(Method):
     def gate_gradient(self, grad: Tensor, s: Tensor) -> Tensor:
         """Return the gradient by which the embedding moves: that of a loss without the capacity term, plus c times that of
         the capacity term, compensated. A loop that computes its own loss needs it; `loss` has it all in one."""
-        e = self.embeddings[self.learning]
         with torch.enable_grad():
-            (own,) = torch.autograd.grad(self.c * self.capacity(self.soft_gates(self.learning, s)), e)
+            e = self.embeddings[self.learning].detach().requires_grad_()  # without hooks, which autograd.grad would call
+            own: Tensor = torch.autograd.grad(self.c * self.capacity(self.soft_gates(e, s)), e)[0]
         return (grad + own) * compensation(e.detach(), s, self.smax)
 
     def constrain(self) -> None:
