@@ -60,6 +60,11 @@ class Backbone(Network):
         """Do nothing: there is no head."""
 
 
+def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that torch.compile leaves as it is, also when it compiles what calls the function."""
+    return torch.compiler.disable(function)  # type: ignore[no-untyped-call, no-any-return]
+
+
 class GuardedForward:
     """What `backbone.forward` is while the backbone is protected. A copy of it refuses every call.
 
@@ -68,7 +73,7 @@ class GuardedForward:
     """
 
     def __init__(self, run: Callable[..., Any] | None) -> None:
-        self.run = run
+        self.run = None if run is None else eagerly(run)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         if self.run is None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hatrack.guard.backbone import eagerly
 from hatrack.guard.checks import held_by
 from hatrack.guard.embedding import Embedding
 from hatrack.guard.lesson import Lesson
@@ -43,7 +44,8 @@ class GuardedSteps:
             optimizer.param_groups[0]["params"].append(e)  # a group of its own would disturb schedulers
             self.joined.append(optimizer)
         self.optimizers.append(optimizer)
-        self.hooks += [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
+        self.hooks.append(optimizer.register_step_pre_hook(eagerly(self._before)))
+        self.hooks.append(optimizer.register_step_post_hook(eagerly(self._after)))
 
     def remove(self) -> None:
         """Remove all hooks, and the embedding from the optimizers."""
