@@ -11,6 +11,7 @@ from torch.optim import LBFGS, Optimizer
 from hatrack.guard.backbone import is_protected
 from hatrack.guard.finished import Finished
 from hatrack.options import expect, shown, whole
+from hatrack.tracing.wrappers import check_modules
 
 SHARDED = ("DTensor", "FlatParameter", "ShardedTensor")
 
@@ -18,6 +19,7 @@ SHARDED = ("DTensor", "FlatParameter", "ShardedTensor")
 def check_backbone(backbone: Any) -> None:
     """Raise an error unless a module can be protected."""
     expect("the backbone", backbone, nn.Module, "a module such as nn.Sequential(...)")
+    check_modules(backbone)
     if is_protected(backbone):
         raise ValueError("the backbone is protected already, or a part of it is: guard.remove() ends that")
     if not any(p.requires_grad for p in backbone.parameters()):

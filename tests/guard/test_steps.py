@@ -1,0 +1,484 @@
+"""Steps of optimizers under a guard: what they may move, whose gradient they see, scaling, accumulation, skipped steps."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hatrack as hr
+from hatrack.guard.embedding import MARK
+from tests.helpers.guarded import BACKBONES, PROBE, WIDTH, data, differing, make_loop, recorded_steps, state
+
+OPTIMIZERS = {
+    "momentum": {"optimizer": torch.optim.SGD, "momentum": 0.9, "weight_decay": 0.1, "lr": 0.05},
+    "adamw": {"optimizer": torch.optim.AdamW, "weight_decay": 0.5},
+}
+
+
+# What is sealed
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("backbone", ["cnn", "transformer"])
+def test_gradients_of_zeros_move_neither_finished_heads_nor_norms(backbone, optimizer):
+    """`zero_grad(set_to_none=False)` leaves zeros, with which decay and kept momentum would move them."""
+    loop = make_loop(backbone, **OPTIMIZERS[optimizer])
+    loop.learn("a", set_to_none=False)
+    head, norms = state(loop.heads["a"]), {k: v.clone() for k, v in loop.guard.method.norms.of(1).items()}
+    loop.learn("b", 1, set_to_none=False)
+    loop.learn("c", 2, set_to_none=False)
+    assert differing(head, state(loop.heads["a"])) == []
+    assert differing(norms, loop.guard.method.norms.of(1)) == []
+    assert norms
+    assert loop.changed() == []
+
+
+def test_a_head_whose_gradients_the_user_switches_on_again_keeps_its_bits():
+    loop = make_loop("mlp", **OPTIMIZERS["momentum"])
+    loop.learn("a")
+    before = state(loop.heads["a"])
+    loop.heads["a"].requires_grad_(True)
+    with loop.guard.learn("b", steps=4, own=[loop.heads["b"]]):
+        for x, y in loop.batches(1):
+            features = loop.backbone.train()(x)
+            loss = F.cross_entropy(loop.heads["b"](features), y) + loop.heads["a"](features).square().sum()
+            loop.optimizer.zero_grad()
+            loss.backward()
+            loop.optimizer.step()
+    assert differing(before, state(loop.heads["a"])) == []
+    assert loop.changed() == []
+
+
+def test_what_is_neither_of_the_backbone_nor_own_is_named():
+    loop = make_loop()
+    with pytest.warns(UserWarning, match="2 parameters of the optimizer changed while 'a'"):  # noqa: SIM117
+        with loop.guard.learn("a", steps=4):
+            loop.train("a", loop.batches(0))
+
+
+# Whose gradients an optimizer and a user see
+
+
+def test_clipping_sees_masked_gradients_and_not_those_of_the_gates():
+    loop = make_loop("mlp")
+    loop.learn("a", epochs=6)
+    used = loop.guard.method.weight_masks(1)
+    assert used["1.weight"].any()
+    x, y = loop.batches(1)[0]
+    with loop.guard.learn("b", steps=1, own=[loop.heads["b"]]):
+        F.cross_entropy(loop.heads["b"](loop.backbone.train()(x)), y).backward()
+        for name in ("1.weight", "3.weight", "1.bias"):
+            grad = loop.backbone.get_parameter(name).grad
+            assert (grad[used[name]] == 0).all()
+            assert (grad[~used[name]] != 0).any()
+        held = loop.guard.module.held
+        assert held.norm() > 0
+        norm = nn.utils.clip_grad_norm_(loop.backbone.parameters(), 1e-3)
+        weights = [p.grad for n, p in loop.backbone.named_parameters() if "hatrack" not in n]
+        own = torch.cat([g.flatten() for g in weights if g is not None]).norm()
+        torch.testing.assert_close(own, torch.tensor(1e-3), rtol=1e-3, atol=0)
+        assert norm > 1e-3
+        assert torch.equal(loop.guard.module.held, held)
+        loop.optimizer.step()
+    assert loop.changed() == []
+
+
+def test_the_optimizer_never_moves_the_embedding():
+    """It holds the embedding, so that it clears its gradient, but the embedding has no gradient when a step is made."""
+    loop = make_loop("mlp", torch.optim.AdamW, weight_decay=0.5)
+    e = loop.guard.module.embedding
+    assert sum(p is e for group in loop.optimizer.param_groups for p in group["params"]) == 1
+    with recorded_steps(loop.optimizer) as steps:
+        loop.learn("a")
+    assert len(steps) == 12
+    places = [place for place, p in enumerate(loop.optimizer.param_groups[0]["params"]) if p is e]
+    assert all(step["grads"][places[0]] is None for step in steps)
+    assert e not in loop.optimizer.state
+
+
+def moves(loop, update, steps=4):
+    """How the embedding moves in one step of a user's loop."""
+    with loop.guard.learn("a", steps=steps, own=[loop.heads["a"]]):
+        start = loop.guard.module.embedding.detach().clone()
+        loop.backbone.train()
+        update(loop)
+        moved = loop.guard.module.embedding.detach() - start
+        done = loop.guard.lesson.done
+        if not done:
+            loop.train("a", loop.batches(0))
+    return moved, done
+
+
+def loss_of(loop, part=slice(None)):
+    x, y = data(0)
+    return F.cross_entropy(loop.heads["a"](loop.backbone(x[part])), y[part])
+
+
+def plain(loop):
+    loop.optimizer.zero_grad()
+    loss_of(loop).backward()
+    loop.optimizer.step()
+
+
+@pytest.fixture
+def expected():
+    with pytest.warns(UserWarning, match="fewer than steps"):
+        moved, done = moves(make_loop(), plain)
+    assert done == 1
+    assert moved.abs().max() > 1e-3
+    return moved
+
+
+def check_move(expected, update, done=1, **given):
+    with pytest.warns(UserWarning, match="fewer than steps"):
+        moved, count = moves(make_loop(**given), update, steps=6)
+    assert count == done
+    torch.testing.assert_close(moved, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradient_scaling(expected, clipped, fused):
+    def update(loop):
+        scaler = torch.amp.GradScaler("cpu", init_scale=3.0 * 2**10)
+        scaler.scale(loss_of(loop)).backward()
+        if clipped:
+            scaler.unscale_(loop.optimizer)
+            nn.utils.clip_grad_norm_([*loop.backbone.parameters(), *loop.heads["a"].parameters()], 0.01)
+        scaler.step(loop.optimizer)
+        scaler.update()
+
+    check_move(expected, update, fused=fused)
+
+
+def test_a_scaler_that_is_switched_off(expected):
+    def update(loop):
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        scaler.scale(loss_of(loop)).backward()
+        scaler.step(loop.optimizer)
+
+    check_move(expected, update)
+
+
+def test_scaling_by_hand(expected):
+    def update(loop):
+        (loss_of(loop) * 1024).backward()
+        for parameter in loop.backbone.parameters():
+            parameter.grad /= 1024
+        loop.optimizer.step()
+
+    check_move(expected, update)
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_gradients_of_several_batches_add_up(expected, parts):
+    def update(loop):
+        for rows in torch.arange(48).tensor_split(parts):
+            (loss_of(loop, rows) / parts).backward()
+        loop.optimizer.step()
+
+    check_move(expected, update)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_infinite_gradients_are_skipped(expected, fused):
+    """The scaler skips the step: nothing moves and no step is counted, and the next one is as if nothing had been."""
+
+    def update(loop):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        before = state(loop.backbone)
+        scaler.scale(loss_of(loop) * float("inf")).backward()
+        scaler.step(loop.optimizer)
+        scaler.update()
+        assert differing(before, state(loop.backbone)) == []
+        assert loop.guard.lesson.done == 0
+        loop.optimizer.zero_grad(set_to_none=False)
+        scaler.scale(loss_of(loop)).backward()
+        scaler.step(loop.optimizer)
+
+    check_move(expected, update, fused=fused)
+
+
+@pytest.mark.parametrize("clear", ["optimizer", "zeros", "backbone"])
+def test_a_step_that_the_user_skips(expected, clear):
+    """A gradient that was cleared, in whatever way, is not held."""
+
+    def update(loop):
+        (loss_of(loop) * 1e6).backward()
+        {
+            "optimizer": loop.optimizer.zero_grad,
+            "zeros": lambda: loop.optimizer.zero_grad(set_to_none=False),
+            "backbone": loop.backbone.zero_grad,
+        }[clear]()
+        loop.heads["a"].zero_grad()
+        loss_of(loop).backward()
+        loop.optimizer.step()
+
+    check_move(expected, update)
+
+
+def test_a_closure(expected):
+    def update(loop):
+        def closure():
+            loop.optimizer.zero_grad()
+            loss = loss_of(loop)
+            loss.backward()
+            return loss
+
+        assert loop.optimizer.step(closure) > 0
+
+    check_move(expected, update)
+
+
+def test_a_step_without_a_backward_pass_through_the_backbone_is_not_counted(expected):
+    def update(loop):
+        loop.heads["a"](torch.zeros(2, WIDTH)).sum().backward()
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+        loop.heads["a"].reset_parameters()
+        torch.manual_seed(0)
+        fresh = make_loop()
+        loop.heads["a"].load_state_dict(fresh.heads["a"].state_dict())
+        loss_of(loop).backward()
+        loop.optimizer.step()
+
+    with pytest.warns(UserWarning, match="fewer than steps"):
+        moved, done = moves(make_loop(), update)
+    assert done == 1
+    torch.testing.assert_close(moved, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_the_mark_of_a_gradient_is_tiny():
+    loop = make_loop()
+    with loop.guard.learn("a", steps=1, own=[loop.heads["a"]]):
+        loss_of(loop).backward()
+        assert loop.guard.module.embedding.grad.unique().tolist() == [MARK]
+        loop.optimizer.step()
+        assert loop.guard.module.embedding.grad is None
+
+
+# Several optimizers, groups, schedules
+
+
+def two_tasks(backbone, optimizers, heads, *, settle=True, scheduler=None):
+    guard = hr.protect(backbone, optimizers, example=PROBE[:2])
+    answers = {}
+    for number, (name, head) in enumerate(heads.items()):
+        x, y = data(number)
+        with guard.learn(name, steps=4, own=[head], settle=[x] if settle else None):
+            backbone.train()
+            for part in torch.arange(48).split(12):
+                for optimizer in optimizers:
+                    optimizer.zero_grad(set_to_none=False)
+                F.cross_entropy(head(backbone(x[part])), y[part]).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                if scheduler is not None:
+                    scheduler.step()
+            assert guard.lesson.done == 4
+        for old in answers:
+            with guard.use(old), torch.no_grad():
+                assert torch.equal(answers[old], heads[old](backbone(PROBE)))
+        with guard.use(name), torch.no_grad():
+            answers[name] = head(backbone(PROBE))
+    guard.verify()
+    return guard
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_several_optimizers(name):
+    """One of a part of the backbone, one of the rest, one of the heads."""
+    torch.manual_seed(0)
+    backbone, heads = BACKBONES[name](), {"a": nn.Linear(WIDTH, 3), "b": nn.Linear(WIDTH, 3)}
+    first, *rest = backbone.parameters()
+    optimizers = [
+        torch.optim.AdamW([p for head in heads.values() for p in head.parameters()], weight_decay=0.5),
+        torch.optim.SGD([first], lr=0.1, momentum=0.9),
+        torch.optim.AdamW(rest, lr=0.01, weight_decay=0.5),
+    ]
+    two_tasks(backbone, optimizers, heads)
+
+
+def test_several_groups():
+    torch.manual_seed(0)
+    backbone, heads = BACKBONES["cnn"](), {"a": nn.Linear(WIDTH, 3), "b": nn.Linear(WIDTH, 3)}
+    first, *rest = backbone.parameters()
+    own = [{"params": head.parameters(), "lr": 0.1} for head in heads.values()]
+    groups = [{"params": [first], "weight_decay": 0.0}, {"params": rest, "lr": 0.02}, *own]
+    two_tasks(backbone, [torch.optim.AdamW(groups, lr=0.01, weight_decay=0.5)], heads)
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.lr_scheduler.OneCycleLR, torch.optim.lr_scheduler.LambdaLR, torch.optim.lr_scheduler.StepLR]
+)
+def test_schedulers_made_before_or_after(kind):
+    given = {"OneCycleLR": {"max_lr": 0.1, "total_steps": 8}, "StepLR": {"step_size": 2}}
+    for early in (True, False):
+        torch.manual_seed(0)
+        backbone, heads = BACKBONES["mlp"](), {"a": nn.Linear(WIDTH, 3), "b": nn.Linear(WIDTH, 3)}
+        held = [*backbone.parameters(), *(p for head in heads.values() for p in head.parameters())]
+        optimizer = torch.optim.SGD(held, lr=0.1, momentum=0.9)
+        options = given.get(kind.__name__, {"lr_lambda": lambda step: 0.9**step})
+        if early:
+            scheduler = kind(optimizer, **options)
+            two_tasks(backbone, [optimizer], heads, scheduler=scheduler)
+        else:
+            guard = hr.protect(backbone, optimizer, example=PROBE[:2])
+            scheduler = kind(optimizer, **options)
+            with guard.learn("a", steps=1, own=[heads["a"]]):
+                heads["a"](backbone(PROBE)).sum().backward()
+                optimizer.step()
+                scheduler.step()
+
+
+def test_the_rate_of_the_gates_falls_with_that_of_the_weights():
+    """A rate of a tenth moves the gates a tenth as far; a rate that grows at first does not slow them down."""
+    far = {}
+    for factor in (1.0, 0.1):
+        loop = make_loop("mlp", torch.optim.SGD, lr=0.01)
+        with loop.guard.learn("a", steps=3, own=[loop.heads["a"]]):
+            for rate in (1e-9, 1e-8):  # a warm-up
+                loop.optimizer.param_groups[0]["lr"] = rate
+                plain(loop)
+            start = loop.guard.module.embedding.detach().clone()
+            loop.optimizer.param_groups[0]["lr"] = 1e-8 * factor
+            plain(loop)
+            far[factor] = loop.guard.module.embedding.detach() - start
+    moved = (far[1.0].abs() > 1e-4) & (far[1.0].abs() < 1)
+    assert moved.any()
+    torch.testing.assert_close(far[0.1][moved], 0.1 * far[1.0][moved], rtol=0.05, atol=1e-5)
+
+
+def test_a_new_optimizer_for_every_task():
+    loop = make_loop("cnn")
+    loop.learn("a")
+    loop.optimizer = torch.optim.SGD([*loop.backbone.parameters(), *loop.heads["b"].parameters()], lr=0.1, momentum=0.9)
+    loop.guard.add_optimizer(loop.optimizer)
+    with pytest.raises(ValueError, match="this SGD already"):
+        loop.guard.add_optimizer(loop.optimizer)
+    loop.learn("b", 1)
+    assert loop.changed() == []
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As the wrappers of other libraries: it is an optimizer and has one."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
+def test_a_wrapper_around_an_optimizer_is_looked_through():
+    backbone = BACKBONES["mlp"]()
+    inner = torch.optim.SGD(backbone.parameters(), lr=0.1)
+    guard = hr.protect(backbone, Wrapper(inner), example=PROBE[:2])
+    assert guard.steps.optimizers == [inner]
+
+
+# Parameters that are stopped, sparse, compiled
+
+
+def test_parts_may_be_stopped_and_let_go_again_within_a_block():
+    """What is frozen for finished tasks does not depend on what requires a gradient when the block begins."""
+    loop = make_loop("mlp", **OPTIMIZERS["momentum"])
+    loop.learn("a")
+    loop.backbone[1].requires_grad_(False)
+    with loop.guard.learn("b", steps=4, own=[loop.heads["b"]]):
+        loop.train("b", loop.batches(1), set_to_none=False)
+        loop.backbone[1].requires_grad_(True)
+        before = loop.backbone[1].weight.detach().clone()
+        loop.train("b", loop.batches(1), set_to_none=False)
+        assert not torch.equal(before, loop.backbone[1].weight)
+    assert loop.changed() == []
+
+
+def test_what_was_stopped_from_the_beginning_stays_as_it_is():
+    torch.manual_seed(0)
+    backbone = BACKBONES["mlp"]()
+    backbone[1].requires_grad_(False)
+    loop = make_loop(backbone)
+    before = state(backbone[1])
+    loop.learn("a")
+    loop.learn("b", 1)
+    assert differing(before, state(backbone[1])) == []
+    backbone[1].requires_grad_(True)
+    with (
+        pytest.raises(ValueError, match="required none when it was protected"),
+        loop.guard.learn("c", steps=4, own=[loop.heads["c"]]),
+    ):
+        loop.train("c", loop.batches(2))
+    backbone[1].requires_grad_(False)
+    assert loop.changed() == []
+
+
+class Words(nn.Module):
+    def __init__(self, sparse):
+        super().__init__()
+        self.table, self.layer = nn.Embedding(9, 8, sparse=sparse), nn.Linear(8, WIDTH)
+
+    def forward(self, x):
+        return self.layer(self.table(x).mean(1))
+
+
+def words(sparse):
+    """A guard on a backbone of token ids, and a function that learns a task."""
+    torch.manual_seed(0)
+    backbone, heads = Words(sparse), {"a": nn.Linear(WIDTH, 2), "b": nn.Linear(WIDTH, 2)}
+    x, y = torch.randint(9, (20, 5)), torch.arange(20) % 2
+    optimizer = torch.optim.SGD([*backbone.parameters(), *(p for h in heads.values() for p in h.parameters())], lr=0.5)
+    guard = hr.protect(backbone, optimizer, example=x[:2])
+
+    def learn(name):
+        with guard.learn(name, steps=3, own=[heads[name]]):
+            for _ in range(3):
+                optimizer.zero_grad()
+                F.cross_entropy(heads[name](backbone(x)), y).backward()
+                optimizer.step()
+
+    return guard, learn, x
+
+
+def test_token_ids():
+    guard, learn, x = words(False)
+    learn("a")
+    with guard.use("a"):
+        before = guard.backbone(x)
+    learn("b")
+    with guard.use("a"):
+        assert torch.equal(before, guard.backbone(x))
+    guard.verify()
+
+
+def test_sparse_gradients_are_refused():
+    guard, learn, _ = words(True)
+    before = state(guard.backbone.table)
+    with pytest.raises(ValueError, match=r"sparse gradient.*sparse=False"):
+        learn("a")
+    assert differing(before, state(guard.backbone.table)) == []
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.*is deprecated")  # of torch.compile itself
+@pytest.mark.parametrize("what", ["backbone", "in place", "step"])
+def test_compiled_backbones_and_steps(what):
+    """What torch.compile makes of them runs the guard's code as it is, and every step is guarded."""
+    loop = make_loop("mlp", weight_decay=0.5)
+    run = torch.compile(loop.backbone, backend="eager") if what == "backbone" else loop.backbone
+    if what == "in place":
+        loop.backbone.compile(backend="eager")
+
+    def step(head, x, y):
+        loss = F.cross_entropy(head(run(x)), y)
+        loop.optimizer.zero_grad()
+        loss.backward()
+        loop.optimizer.step()
+
+    step = torch.compile(step, backend="eager") if what == "step" else step
+    for number, name in enumerate("ab"):
+        batches = loop.batches(number)
+        with loop.guard.learn(name, steps=len(batches), own=[loop.heads[name]]):
+            loop.backbone.train()
+            for x, y in batches:
+                step(loop.heads[name], x, y)
+            assert loop.guard.lesson.done == len(batches)
+        loop.answers[name] = loop.answer(name)
+        assert loop.changed() == []
+    torch._dynamo.reset()
