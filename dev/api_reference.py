@@ -29,6 +29,9 @@ PAGES = {  # file: title, what it is about, names
             "in_scenario",
             "save",
             "load",
+            "protect",
+            "Guard",
+            "load_guard",
         ],
     ),
     "methods": (
@@ -63,6 +66,7 @@ SHOWN = {  # what users call of classes that have more for the library's own use
         *("restore_data", "explain_divergence"),
     ),
     "Trainer": (),
+    "Guard": ("learn", "use", "verify", "usage", "release", "save", "add_optimizer", "remove"),
     "Capacity": ("free", "forecast"),
     "Regime": (),
 }

@@ -70,10 +70,11 @@ class GuardedForward:
 
     Args:
         run: called in place of the backbone's own forward pass; None: calls are refused.
+        owner: the guard.
     """
 
-    def __init__(self, run: Callable[..., Any] | None) -> None:
-        self.run = None if run is None else eagerly(run)
+    def __init__(self, run: Callable[..., Any] | None, owner: Any = None) -> None:
+        self.run, self.owner = None if run is None else eagerly(run), owner
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         if self.run is None:
@@ -99,13 +100,14 @@ class Attachment:
         backbone: the backbone.
         module: the module to add, with the embedding.
         run: the forward pass to put in place of the backbone's own.
+        owner: the guard.
 
     Attributes:
         lock: held by the thread that changes or runs the backbone.
     """
 
-    def __init__(self, backbone: nn.Module, module: nn.Module, run: Callable[..., Any]) -> None:
-        self.backbone, self.module, self.forward = backbone, module, GuardedForward(run)
+    def __init__(self, backbone: nn.Module, module: nn.Module, run: Callable[..., Any], owner: Any) -> None:
+        self.backbone, self.module, self.forward = backbone, module, GuardedForward(run, owner)
         self.original = vars(backbone).get("forward")  # usually none: the class has it
         self.lock, self.depth = threading.RLock(), 0
         backbone.add_module(GATES, module)

@@ -51,7 +51,7 @@ class Guard:
         self.backbone, self.method = backbone, method
         self.tasks: dict[str, Finished] = {}
         self.module = Embedding(gate_count(method), method.net.example.device)
-        self.attachment = Attachment(backbone, self.module, self._forward)
+        self.attachment = Attachment(backbone, self.module, self._forward, self)
         self.lesson: Lesson | None = None
         self.local = threading.local()  # `task`: what this thread uses
         self.removed = False

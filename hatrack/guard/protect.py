@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from hatrack.files import tensors as tensor_files
 from hatrack.guard import checks, writing
-from hatrack.guard.backbone import Backbone, evaluating
+from hatrack.guard.backbone import Backbone, GuardedForward, evaluating
 from hatrack.guard.finished import Finished
 from hatrack.guard.guard import Guard
 from hatrack.guard.lesson import Gated
@@ -96,7 +96,8 @@ def load_guard(
 
     Args:
         path: the file.
-        backbone: a module of the architecture that was saved; its values are overwritten.
+        backbone: a module of the architecture that was saved; its values are overwritten. If it is protected, the file takes
+            the place of what it has learned.
         optimizer: what trains it, or a list of optimizers. Its state is not in the file.
         own: the modules of every task that has some, by its name, as they were given to `guard.learn`; their values are
             overwritten and sealed.
@@ -111,7 +112,6 @@ def load_guard(
         >>> optimizer = torch.optim.SGD(trunk.parameters(), lr=0.1)
         >>> guard = hr.protect(trunk, optimizer, example=torch.rand(2, 1, 28, 28))
         >>> guard.save("v1.safetensors")
-        >>> guard.remove()
         >>> hr.load_guard("v1.safetensors", trunk, optimizer)
         Guard(hat on Sequential; nothing learned)
     """
@@ -120,6 +120,7 @@ def load_guard(
     names = [task["name"] for task in metadata["tasks"]]
     if unknown := sorted(own.keys() - set(names)):
         raise ValueError(f"{path} has no task {unknown[0]!r}; {nearest(unknown[0], names)}")
+    own = {**_remove_guard(backbone), **own}
     checks.check_backbone(backbone)
     optimizers = checks.bare_optimizers(optimizer)
     checks.check_held(backbone, optimizers)
@@ -137,6 +138,16 @@ def load_guard(
             stacklevel=2,
         )
     return guard
+
+
+def _remove_guard(backbone: nn.Module) -> dict[str, Sequence[nn.Module]]:
+    """Remove the guard of a backbone, if it has one, and return the modules of its tasks."""
+    forward = vars(backbone).get("forward") if isinstance(backbone, nn.Module) else None
+    guard = forward.owner if isinstance(forward, GuardedForward) else None
+    if guard is None:
+        return {}
+    guard.remove()
+    return {name: task.sealed.modules for name, task in guard.tasks.items()}
 
 
 def _rebuild(path: Path, backbone: nn.Module, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Gated:
