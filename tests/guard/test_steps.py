@@ -33,6 +33,21 @@ def test_gradients_of_zeros_move_neither_finished_heads_nor_norms(backbone, opti
     assert loop.changed() == []
 
 
+@pytest.mark.parametrize("method", ["hat", "pmask"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_what_finished_tasks_use_has_its_bits_after_every_step(optimizer, method):
+    """Not only when the block ends: the new task must learn with the weights that it will have."""
+    loop = make_loop("mlp", method=method, **OPTIMIZERS[optimizer])
+    loop.learn("a")
+    masks = loop.guard.method.weight_masks(1)
+    before = {name: loop.backbone.get_parameter(name)[mask].clone() for name, mask in masks.items()}
+    assert sum(part.numel() for part in before.values()) > 50
+    with loop.guard.learn("b", steps=4, own=[loop.heads["b"]]):
+        for batch in loop.batches(1):
+            loop.train("b", [batch])
+            assert differing(before, {name: loop.backbone.get_parameter(name)[mask] for name, mask in masks.items()}) == []
+
+
 def test_a_head_whose_gradients_the_user_switches_on_again_keeps_its_bits():
     loop = make_loop("mlp", **OPTIMIZERS["momentum"])
     loop.learn("a")
