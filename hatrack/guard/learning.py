@@ -56,8 +56,8 @@ def finish(lesson: Lesson, tasks: Mapping[str, Finished], settle: Iterable[Any] 
     method, own = lesson.method, tensors_of(lesson.own)
     if not lesson.done:
         raise ValueError(
-            f"task {lesson.name!r}: no step of an optimizer of the guard followed a backward pass through the backbone; "
-            "guard.add_optimizer(optimizer) adds a new one. The state was rolled back"
+            f"task {lesson.name!r}: no step of an optimizer of the guard followed a backward pass through the backbone in "
+            "training mode; guard.add_optimizer(optimizer) adds a new optimizer. The state was rolled back"
         )
     method.constrain()
     for task in tasks.values():

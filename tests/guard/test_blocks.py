@@ -121,6 +121,39 @@ def test_features_of_any_shape(shape):
     assert torch.equal(*answers)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_backbones_of_any_precision(dtype):
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(16, WIDTH), nn.LayerNorm(WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+    heads = {name: nn.Linear(WIDTH, 2).to(dtype) for name in "abc"}
+    held = [*backbone.to(dtype).parameters(), *(p for head in heads.values() for p in head.parameters())]
+    optimizer, x = torch.optim.SGD(held, lr=0.1, momentum=0.9, weight_decay=0.1), PROBE.to(dtype)
+    guard = hr.protect(backbone, optimizer, example=x[:2])
+    answers = []
+    for number, (name, head) in enumerate(heads.items()):
+        with guard.learn(name, steps=4, own=[head]):
+            for _ in range(8):
+                optimizer.zero_grad(set_to_none=False)
+                (head(backbone(x)) - number).square().mean().backward()
+                optimizer.step()
+        with guard.use("a"):
+            answers.append(heads["a"](backbone(x)))
+    assert answers[0].dtype == dtype
+    assert answers[0].std() > 0
+    assert torch.equal(answers[0], answers[1])
+    assert torch.equal(answers[0], answers[2])
+
+
+def test_answers_in_inference_mode_are_the_same():
+    loop = make_loop("gru")
+    loop.learn("a")
+    with torch.inference_mode():
+        inferred = loop.answer("a")
+    loop.learn("b", 1)
+    assert loop.changed() == []
+    assert torch.equal(inferred, loop.answers["a"])
+
+
 # What is refused
 
 

@@ -1,5 +1,6 @@
 """A guard that was saved and loaded: the same bits, checked when it is loaded, and another task learned."""
 
+import copy
 import json
 
 import pytest
@@ -189,3 +190,17 @@ def test_the_state_of_the_backbone_can_be_loaded_into_a_guarded_one(tmp_path):
     assert loop.changed() == []
     with loop.guard.use("a"):
         assert loop.backbone(PROBE).shape == (8, WIDTH)
+
+
+def test_the_state_of_the_optimizer_goes_its_own_way(tmp_path):
+    """It is saved and loaded as always, and learning goes on with it as if nothing had been: the same bits."""
+    loop, path = saved(tmp_path, "mlp")
+    state = copy.deepcopy(loop.optimizer.state_dict())
+    other = loaded(loop, path, "mlp")
+    other.optimizer.load_state_dict(state)
+    loop.learn("c", 2)
+    other.heads["c"].load_state_dict(make_loop("mlp").heads["c"].state_dict())
+    other.learn("c", 2)
+    for name, tensor in loop.backbone.state_dict().items():
+        assert torch.equal(tensor, other.backbone.state_dict()[name]), name
+    assert torch.equal(loop.answers["c"], other.answers["c"])

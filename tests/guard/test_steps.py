@@ -245,6 +245,19 @@ def test_a_closure(expected):
     check_move(expected, update)
 
 
+def test_gradients_that_are_assigned(expected):
+    """As with torch.autograd.grad: gradients that nobody assigns are not held."""
+
+    def update(loop):
+        held = [*loop.backbone.parameters(), *loop.heads["a"].parameters()]
+        torch.autograd.grad(loss_of(loop) * 1e6, held)
+        for parameter, grad in zip(held, torch.autograd.grad(loss_of(loop), held), strict=True):
+            parameter.grad = grad
+        loop.optimizer.step()
+
+    check_move(expected, update)
+
+
 def test_a_step_without_a_backward_pass_through_the_backbone_is_not_counted(expected):
     def update(loop):
         loop.heads["a"](torch.zeros(2, WIDTH)).sum().backward()
