@@ -54,7 +54,10 @@ def bare_optimizers(optimizer: Any) -> list[Optimizer]:
     given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
     if not given:
         raise ValueError("protect needs an optimizer, or a list of them, not an empty list")
-    return [bare_optimizer(one) for one in given]
+    found = [bare_optimizer(one) for one in given]
+    if len({id(one) for one in found}) < len(found):
+        raise ValueError(f"the list of optimizers has one ({type(found[0]).__name__}) twice")
+    return found
 
 
 def bare_optimizer(optimizer: Any) -> Optimizer:

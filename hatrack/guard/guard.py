@@ -13,7 +13,7 @@ from hatrack.guard import checks
 from hatrack.guard.backbone import Attachment, SharedMode, evaluating
 from hatrack.guard.embedding import Embedding
 from hatrack.guard.finished import Finished
-from hatrack.guard.learning import begin, finish, warn_about_statistics, warn_about_the_end
+from hatrack.guard.learning import begin, finish, follow_device, make_room, warn_about_statistics, warn_about_the_end
 from hatrack.guard.lesson import Gated, Lesson, gate_count
 from hatrack.guard.rollback import Rollback
 from hatrack.guard.sealing import Sealed
@@ -96,7 +96,9 @@ class Guard:
             self._require_idle("learn")
             modules = checks.check_learn(self.backbone, self.tasks, name, steps, own)
             warn_about_statistics(self.method, name, settle)
-            self.lesson = lesson = Lesson(self.method, self.module, name, self._make_room(), steps, modules)
+            with self.attachment.bare():
+                number = make_room(self.method, self.module.embedding.device)
+            self.lesson = lesson = Lesson(self.method, self.module, name, number, steps, modules)
         before: Rollback | None = None
         try:
             with self.attachment.bare():
@@ -116,15 +118,6 @@ class Guard:
             self.lesson = None
         warn_about_the_end(lesson, before, self.tasks)
 
-    def _make_room(self) -> int:
-        """Return a number for a new task. Those of tasks that were released are used again."""
-        self._follow_device()
-        free = set(range(1, len(self.method.net.classes))) - self.method.history.keys()
-        with self.attachment.bare():
-            number = min(free) if free else self.method.net.add_task(1)
-            self.method.make_room()
-        return number
-
     # The forward pass
 
     @contextmanager
@@ -141,7 +134,8 @@ class Guard:
             if self.removed or self.lesson is not None or getattr(self.local, "task", None) is not None:
                 self._require_idle("use")
             task = choose("learned task", name, self.tasks)
-            self._follow_device()
+            with self.attachment.bare():
+                follow_device(self.method, self.module.embedding.device)
             self.shared_mode.enter(self.backbone, *task.sealed.modules)
             self.local.task = task
         try:
@@ -185,8 +179,8 @@ class Guard:
             ValueError: that names the first task that has changed.
         """
         self._require_idle("verify")
-        self._follow_device()
         with self.attachment.bare(), evaluating(self.backbone):
+            follow_device(self.method, self.module.embedding.device)
             for name, task in self.tasks.items():
                 task.check(self.method, name)
         return {name: task.digest for name, task in self.tasks.items()}
@@ -252,10 +246,3 @@ class Guard:
             raise ValueError(f"guard.{what}: the task {self.lesson.name!r} is being learned, and blocks can't be nested")
         if self.shared_mode.users:
             raise ValueError(f"guard.{what}: a task is in use, in a block of guard.use that has not ended")
-
-    def _follow_device(self) -> None:
-        """Move what the method has to the device of the backbone, if the backbone was moved."""
-        device = self.module.embedding.device
-        if self.method.net.example.device != device:
-            with self.attachment.bare():
-                self.method.to(device)

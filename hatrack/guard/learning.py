@@ -15,6 +15,21 @@ from hatrack.guard.sealing import Sealed, tensors_of
 from hatrack.methods.guarantees import logits, probes_on
 
 
+def follow_device(method: Gated, device: torch.device) -> None:
+    """Move what the method has to the device of the backbone, if the backbone was moved. It must be bare."""
+    if method.net.example.device != device:
+        method.to(device)
+
+
+def make_room(method: Gated, device: torch.device) -> int:
+    """Return a number for a new task. Those of tasks that were released are used again. The backbone must be bare."""
+    follow_device(method, device)
+    free = set(range(1, len(method.net.classes))) - method.history.keys()
+    number = min(free) if free else method.net.add_task(1)
+    method.make_room()
+    return number
+
+
 def begin(lesson: Lesson, tasks: Mapping[str, Finished], optimizers: Sequence[Optimizer]) -> Rollback:
     """Check the finished tasks, note their answers and the state of everything, and begin a task.
 

@@ -125,10 +125,16 @@ def load_guard(
     optimizers = checks.bare_optimizers(optimizer)
     checks.check_held(backbone, optimizers)
     built = _rebuild(path, backbone, tensors, metadata)
-    tasks = {task["name"]: _finished(path, task, tensors, own.get(task["name"], ())) for task in metadata["tasks"]}
-    with evaluating(backbone):
-        for name, task in tasks.items():
-            _check(path, built, name, task)
+    tasks: dict[str, Finished] = {}
+    try:
+        for task in metadata["tasks"]:
+            tasks[task["name"]] = _finished(path, task, tensors, own.get(task["name"], ()))
+            with evaluating(backbone):
+                _check(path, built, task["name"], tasks[task["name"]])
+    except ValueError:
+        for finished in tasks.values():
+            finished.sealed.open()
+        raise
     guard = Guard(backbone, optimizers, built)
     guard.tasks.update(tasks)
     if lacking := [name for name, task in tasks.items() if task.sealed.values and not task.sealed.modules]:

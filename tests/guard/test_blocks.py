@@ -232,6 +232,7 @@ def test_an_unknown_name_is_answered_with_the_nearest():
         ({"seed": "x"}, "seed must be a whole number"),
         ({"optimizer": []}, "empty list"),
         ({"optimizer": 3}, "one of torch.optim"),
+        ({"optimizer": [1, 1]}, r"one \(SGD\) twice"),
         ({"optimizer": torch.optim.SGD(nn.Linear(2, 2).parameters())}, "holds no parameter of the backbone"),
         ({"backbone": 3}, "must be a module"),
         ({"backbone": nn.Flatten()}, "no parameter that requires a gradient"),
@@ -240,7 +241,10 @@ def test_an_unknown_name_is_answered_with_the_nearest():
 )
 def test_wrong_arguments_of_protect(change, message):
     backbone = nn.Sequential(nn.Flatten(), nn.Linear(16, 8))
-    given = {"backbone": backbone, "optimizer": torch.optim.SGD(backbone.parameters()), "example": PROBE[:2], **change}
+    own = torch.optim.SGD(backbone.parameters())
+    given = {"backbone": backbone, "optimizer": own, "example": PROBE[:2], **change}
+    if isinstance(given["optimizer"], list):
+        given["optimizer"] = [own for _ in given["optimizer"]]
     with pytest.raises(ValueError, match=message) as error:
         hr.protect(given.pop("backbone"), given.pop("optimizer"), **given)
     assert "\n" not in str(error.value)
