@@ -106,6 +106,13 @@ def check_learn(backbone: nn.Module, tasks: Mapping[str, Finished], name: Any, s
     return modules
 
 
+def check_kind(embedding: nn.Parameter) -> None:
+    """Raise an error if the backbone, and with it the embedding, was cast to another type of number."""
+    if embedding.dtype is not torch.float32:
+        kind = str(embedding.dtype).removeprefix("torch.")
+        raise ValueError(f"the backbone was cast to {kind} after it was protected: cast it before hr.protect")
+
+
 def _check_apart(backbone: nn.Module, tasks: Mapping[str, Finished], own: Sequence[nn.Module]) -> None:
     """Raise an error if a module of a new task has a tensor of the backbone, or one that is sealed."""
     shared = {id(t) for t in (*backbone.parameters(), *backbone.buffers())}

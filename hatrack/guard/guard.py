@@ -95,6 +95,7 @@ class Guard:
         with self.attachment.lock:
             self._require_idle("learn")
             modules = checks.check_learn(self.backbone, self.tasks, name, steps, own)
+            checks.check_kind(self.module.embedding)
             warn_about_statistics(self.method, name, settle)
             with self.attachment.bare():
                 number = make_room(self.method, self.module.embedding.device)

@@ -33,6 +33,19 @@ def test_clipping_sees_masked_gradients_and_not_those_of_the_gates():
     assert loop.changed() == []
 
 
+def test_gradients_that_are_changed_after_they_arrived_are_masked_again():
+    """As by noise, or by an average over processes: no state of the optimizer sees them."""
+    loop = make_loop("mlp", torch.optim.SGD, momentum=0.9)
+    loop.learn("a", epochs=6)
+    used, weight = loop.guard.method.weight_masks(1)["1.weight"], loop.backbone[1].weight
+    loop.optimizer.state.clear()
+    with loop.guard.learn("b", steps=1, own=[loop.heads["b"]]):
+        loss_of(loop).backward()
+        weight.grad.fill_(1.0)
+        loop.optimizer.step()
+        assert torch.equal(loop.optimizer.state[weight]["momentum_buffer"], (~used).float())
+
+
 def test_the_optimizer_never_moves_the_embedding():
     """It holds the embedding, so that it clears its gradient, but the embedding has no gradient when a step is made."""
     loop = make_loop("mlp", torch.optim.AdamW, weight_decay=0.5)

@@ -64,6 +64,13 @@ def test_modules_of_a_task_are_of_one_task():
         pass
 
 
+def test_a_backbone_that_was_cast_afterwards():
+    loop = make_loop()
+    loop.backbone.to(torch.bfloat16)
+    with pytest.raises(ValueError, match="was cast to bfloat16 after"), loop.guard.learn("a", steps=1):
+        pass
+
+
 def test_an_unknown_name_is_answered_with_the_nearest():
     loop = make_loop(names=("digits", "signs"))
     loop.learn("digits")

@@ -1,4 +1,4 @@
-"""Steps of optimizers under a guard: what they may move, several optimizers, groups, schedules, stopped and compiled parts."""
+"""Steps of optimizers under a guard: what they may move; optimizers, groups, schedules; stopped and compiled parts."""
 
 import pytest
 import torch
@@ -59,7 +59,23 @@ def test_a_head_whose_gradients_the_user_switches_on_again_keeps_its_bits():
             loop.optimizer.zero_grad()
             loss.backward()
             loop.optimizer.step()
+            assert differing(before, state(loop.heads["a"])) == []
+    assert loop.changed() == []
+
+
+def test_what_others_move_within_a_block_has_its_bits_back_when_the_block_ends():
+    """Another optimizer than the guard's, or weights that are averaged over steps."""
+    loop = make_loop("mlp")
+    loop.learn("a")
+    before, used = state(loop.heads["a"]), loop.guard.method.weight_masks(1)["1.weight"]
+    weights = loop.backbone[1].weight[used].clone()
+    with loop.guard.learn("b", steps=4, own=[loop.heads["b"]]):
+        loop.train("b", loop.batches(1))
+        with torch.no_grad():
+            loop.heads["a"].weight.add_(1)
+            loop.backbone[1].weight.mul_(1.5)
     assert differing(before, state(loop.heads["a"])) == []
+    assert torch.equal(weights, loop.backbone[1].weight[used])
     assert loop.changed() == []
 
 
