@@ -47,6 +47,17 @@ def test_what_finished_tasks_use_has_its_bits_after_every_step(optimizer, method
             assert differing(before, {name: loop.backbone.get_parameter(name)[mask] for name, mask in masks.items()}) == []
 
 
+def test_sealed_modules_take_no_gradients():
+    loop = make_loop("cnn")
+    loop.learn("a")
+    own = [*loop.heads["a"].parameters(), *loop.guard.method.norms.sets[0].parameters()]
+    assert len(own) == 6
+    assert not any(p.requires_grad for p in own)
+    with loop.guard.use("a"):
+        loop.heads["a"](loop.backbone(PROBE)).sum().backward()
+    assert all(p.grad is None for p in own)
+
+
 def test_a_head_whose_gradients_the_user_switches_on_again_keeps_its_bits():
     loop = make_loop("mlp", **OPTIMIZERS["momentum"])
     loop.learn("a")
