@@ -224,6 +224,23 @@ def test_a_step_without_a_backward_pass_through_the_backbone_is_not_counted(expe
     torch.testing.assert_close(moved, expected, rtol=1e-3, atol=1e-5)
 
 
+def test_an_infinite_gradient_of_the_gates_alone_is_seen_by_a_scaler():
+    loop = make_loop()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with loop.guard.learn("a", steps=4, own=[loop.heads["a"]]):
+        before = state(loop.backbone)
+        held = loop.guard.module
+        held.embedding.grad = held._arrive(torch.full_like(held.embedding, float("inf")))
+        loop.heads["a"](torch.ones(2, WIDTH)).sum().backward()
+        scaler.scale(torch.zeros(()))
+        scaler.step(loop.optimizer)
+        assert differing(before, state(loop.backbone)) == []
+        assert loop.guard.lesson.done == 0
+        loop.optimizer.zero_grad()
+        loop.train("a", loop.batches(0))
+    loop.guard.verify()
+
+
 def test_the_mark_of_a_gradient_is_tiny():
     loop = make_loop()
     with loop.guard.learn("a", steps=1, own=[loop.heads["a"]]):
