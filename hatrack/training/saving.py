@@ -167,7 +167,7 @@ def load(path: Path | str, trunk: nn.Module | None = None, *, method: type[Metho
     if method is not None and not (isinstance(method, type) and issubclass(method, Method)):
         raise ValueError(f"method must be the class of a method, such as HAT, not {shown(method)}")
     tensors, metadata = _read(path)
-    trunk = _own_trunk(path, metadata, tensors["example"]) if trunk is None else trunk
+    trunk = _own_trunk(path, metadata, tensors) if trunk is None else trunk
     state = {name.removeprefix("state."): value for name, value in tensors.items() if name.startswith("state.")}
     kind = _class(path, metadata["method"], method)
     own = {name.removeprefix("net.trunk."): value for name, value in state.items() if name.startswith("net.trunk.")}
@@ -185,14 +185,20 @@ def load(path: Path | str, trunk: nn.Module | None = None, *, method: type[Metho
     return built
 
 
-def _own_trunk(path: Path, metadata: Mapping[str, Any], example: Tensor) -> nn.Module:
-    """Build the trunk that a file describes: one of the library's networks."""
+def _own_trunk(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Build the trunk that a file describes: one of the library's networks. It is built without memory first, so that a
+    wrong number can't make us allocate more than the file holds."""
     network = metadata.get("network")
     if not isinstance(network, dict) or network.get("name") not in NETWORKS or not isinstance(network.get("options"), dict):
         raise ValueError(f"{path} does not say how its trunk is built: load(path, trunk) takes one")
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in network["options"].items()}
+    shape = tuple(tensors["example"].shape[1:])
     try:
-        return NETWORKS[network["name"]](tuple(example.shape[1:]), **options)
+        with torch.device("meta"):
+            size = sum(p.numel() for p in NETWORKS[network["name"]](shape, **options).parameters())
+        if size > sum(tensor.numel() for tensor in tensors.values()):
+            raise ValueError(f"it has {size:,} weights, more than the file")
+        return NETWORKS[network["name"]](shape, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path}: its trunk can't be built: {_one_line(error)}") from None
 

@@ -9,6 +9,7 @@ import torch
 from hatrack import HAT, Network, Record, Regime, Trainer, capacity, load, run, save
 from hatrack.__main__ import main
 from hatrack.cli.inspection import show
+from hatrack.files import tensors as tensor_files
 from hatrack.inspection.capacity import Capacity, LayerCapacity
 from tests.helpers.runs import small
 from tests.helpers.toys import toy_tasks
@@ -34,6 +35,16 @@ def test_a_kept_model_is_loaded_without_a_trunk_and_is_that_of_the_record(kept):
     method = load(model)
     assert capacity(method).to_dict() == Record.load(record).weights_used
     assert list(method.history.values()) == [task.name for task in Record.load(record).tasks]
+
+
+@pytest.mark.parametrize("widths", [[10**7, 10**7], [2**40, 2], ["wide"], None])
+def test_a_file_can_t_make_us_build_a_network_larger_than_itself(kept, widths, tmp_path):
+    tensors, metadata = tensor_files.load(files(kept, "hat")[1])
+    metadata["network"]["options"]["widths"] = widths
+    path = tmp_path / "wrong.safetensors"
+    tensor_files.save(path, tensors, metadata)
+    with pytest.raises(ValueError, match=r"wrong\.safetensors: "):
+        load(path)
 
 
 def test_a_run_whose_model_was_not_kept_is_run_again_for_it(tmp_path):
