@@ -72,7 +72,8 @@ class Spec:
 class TaskInfo:
     """A task of a run: its name, how many classes it has, and how many examples each of its splits has.
 
-    The numbers of examples are None if the file does not hold them.
+    The numbers of examples are None if the file does not hold them. `score` names what stands in place of the accuracy, if
+    the task asks for something else than classes.
     """
 
     name: str
@@ -80,6 +81,7 @@ class TaskInfo:
     train: int | None = None
     valid: int | None = None
     test: int | None = None
+    score: str | None = None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:

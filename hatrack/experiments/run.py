@@ -210,6 +210,7 @@ def _run(
                     f"{file} is missing, because the run was begun without --keep-each; --again runs it from the beginning"
                 )
             method.restore_data(task)
+            method.net.set_target(task)
     else:
         rows["before"] = [score.accuracy for score in Evaluations(method, tests, wait=wait_for_gpu)()]
     energy = EnergyMeter(method.net.example.device, saved.get("joules") if saved else 0.0)
@@ -236,7 +237,7 @@ def _run(
     record = Record(
         name=spec.name,
         spec=Spec.from_dict(spec.spec),
-        tasks=[TaskInfo(t.name, t.classes, len(t.train), len(t.valid), len(t.test)) for t in tasks],
+        tasks=[_task_info(task) for task in tasks],
         parameters=method.num_parameters(),
         before=rows["before"],
         accuracy=[[accuracy for _, accuracy in row] for row in rows["tests"]],
@@ -255,6 +256,11 @@ def _run(
     if checkpointer:
         checkpointer.wait()
     return Record.from_dict(record.to_dict())  # with None for numbers that are not finite, as a record that was loaded
+
+
+def _task_info(task: Task) -> TaskInfo:
+    score = None if task.target.kind == "classes" else task.target.score
+    return TaskInfo(task.name, task.classes, len(task.train), len(task.valid), len(task.test), score)
 
 
 def _padded(rows: list[list[Score]], count: int) -> list[list[Score]]:

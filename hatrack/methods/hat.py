@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
@@ -222,12 +221,12 @@ class HAT(Method):
             self.freezes.append(PartialFreeze(parameter, Freeze(parameter, share == 1, empty=empty), *soft))
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the cross-entropy with annealed gates, plus c times the capacity term (Eq. 4)."""
+        """Return the loss of the task with annealed gates, plus c times the capacity term (Eq. 4)."""
         assert isinstance(batch.task, int), "HAT learns one task at a time"
         gates = self._open_frozen(torch.sigmoid(hardness(batch, self.smax, self.anneal) * self.embeddings[batch.task]))
         features = self.units.run(batch.x, without_denormals(gates), self.norms.of(batch.task))
         logits = self.net.head(features, batch.task)
-        return F.cross_entropy(logits, batch.y) + self.c * self.capacity(gates)
+        return batch.loss(logits) + self.c * self.capacity(gates)
 
     def capacity(self, gates: Tensor) -> Tensor:
         """Return R (Eq. 5), the share of the free units that the gates open; 0 when no unit is free."""

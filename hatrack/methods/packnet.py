@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
@@ -196,7 +195,7 @@ class PackNet(Method):
 
     def loss(self, batch: Batch) -> Tensor:
         assert isinstance(batch.task, int), "PackNet learns one task at a time"
-        return F.cross_entropy(self._run(batch.x, batch.task, {}), batch.y)
+        return batch.loss(self._run(batch.x, batch.task, {}))
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
         for freeze in self.freezes:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
@@ -191,10 +190,10 @@ class PMASK(Method):
         self.freezes = [Freeze(weight, part, empty=empty) for weight, part in parts]
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the cross-entropy with annealed gates, plus c times the capacity term."""
+        """Return the loss of the task with annealed gates, plus c times the capacity term."""
         assert isinstance(batch.task, int), "PMASK learns one task at a time"
         weights, capacity = self.masked(hardness(batch, self.smax, self.anneal))
-        return F.cross_entropy(self._run(batch.x, batch.task, weights), batch.y) + self.c * capacity
+        return batch.loss(self._run(batch.x, batch.task, weights)) + self.c * capacity
 
     def masked(self, s: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the weights times the gates of the task being learned, at hardness s, and the capacity term R (HAT's

@@ -65,7 +65,8 @@ class TrainedMethod(nn.Module):
                 method whose tasks have one head and the same transform needs none.
 
         Returns:
-            The class of each image in its task, a tensor of int64.
+            The class of each image in its task, a tensor of int64. For a task with another target what that asks for: bools
+            (n, labels) of several labels, numbers of a regression in the units of its data, grades, or plain outputs.
         """
         if task is None and not (self.net.needs_no_task and "domain" in self.scenarios):
             with self.lock:  # one state of the method for both
@@ -90,7 +91,7 @@ class TrainedMethod(nn.Module):
                 stacklevel=2,
             )
         with evaluation_mode(self):
-            return cast(Tensor, self(seen, task).argmax(1))
+            return self.net.answer(self(seen, task), task)
 
     def _any_task(self) -> int:
         """Return a task whose number stands for all of them in `predict`; raise an error if it matters which task it is."""
