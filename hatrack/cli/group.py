@@ -24,6 +24,7 @@ COMMANDS: Registry[click.Command] = Registry("command", {
     "run": Entry("hatrack.cli.run:command", "Run a method on a benchmark and keep the record."),
     "sweep": Entry("hatrack.cli.sweep:command", "Run a method with every combination of several values of its options."),
     "tune": Entry("hatrack.cli.tune:command", "Search for good options of a method by their accuracy on validation data."),
+    "compress": Entry("hatrack.cli.compress:command", "Train one task in as few weights as it needs, beside plain SGD."),
     "resume": Entry("hatrack.cli.resume:command", "Continue the runs in a folder that were stopped before their end."),
     "show": Entry("hatrack.cli.show:command", "Show what a record holds: its settings, its results, and how to go on."),
     "extend": Entry("hatrack.cli.extend:command", "Go on with more tasks from a run that kept its model."),

@@ -59,6 +59,7 @@ def extended_run(record: Record, tasks: int, own: Collection[str] = ()) -> Run:
         "the state of its optimizer is carried over from task to task, and a model does not hold it": old.regime.keep_state,
         "the accuracy on the new tasks after each epoch (--watch-tasks) was not measured": old.watch_tasks,
         "its trunk was pretrained": bool(old.pretrain),
+        "it learned a single task of its benchmark (--only-task)": bool(old.only_task),
     }.items():
         if why:
             raise ValueError(f"{record.name} can't be extended: {wrong}")
