@@ -7,7 +7,7 @@ import click
 
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.cli.group import imported_when_called
-from hatrack.cli.options import FOLDER, from_parameter, how_to_run, named
+from hatrack.cli.options import FOLDER, KEEP_MODEL, from_parameter, how_to_run, named
 from hatrack.cli.run import NETWORK, SEEDS, RunCommand
 from hatrack.options import Parameter
 
@@ -72,6 +72,7 @@ command = CompressCommand(
             metavar="FOLDER",
             help="where records and results go [compress]",
         ),
+        KEEP_MODEL,
         *how_to_run(),
     ],
     short_help=TEXT,

@@ -14,7 +14,15 @@ from hatrack.experiments.spec import Run
 from hatrack.files.atomic import write
 from hatrack.methods import METHODS
 from hatrack.regime import Regime
-from hatrack.reporting.compression import QUOTED, Compression, compression_csv, compression_page, compression_table, draw
+from hatrack.reporting.compression import (
+    QUOTED,
+    Compression,
+    compression_csv,
+    compression_page,
+    compression_table,
+    draw,
+    size,
+)
 from hatrack.text import printable, say
 from hatrack.training.checkpoint import Stopped
 
@@ -48,7 +56,7 @@ def compress(
         seeds: several seeds, as a text.
         out: the folder of the records and results.
         device: "auto", "cpu" or "cuda".
-        how: engine, precision, save_every, parallel.
+        how: engine, precision, save_every, parallel, keep_model.
     """
     for name in SET.keys() & given["run"]:
         raise ValueError(f"--{name.replace('_', '-')} is set by {SET[name]}")
@@ -67,6 +75,8 @@ def compress(
     title = f"{records[0].tasks[0].name} of {benchmark}, {runs[0].network}"
     found = Compression(printable(title), records[: len(wanted)], records[len(wanted) :])
     Console().print(compression_table(found))
+    for closed in (record.spec.seed for record in found.gated if not size(record)):
+        say(f"seed {closed}: every gate was closed before the task was learned; a smaller --gate-lr or --c leaves some open")
     for line in QUOTED:
         say(line)
     drawing = draw(found)

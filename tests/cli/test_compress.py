@@ -66,6 +66,13 @@ def test_without_validation_data_the_test_data_are_shown(tmp_path):
     assert [point.accuracy for point in points(record)] == [row[0] for row in record.curves[0].watched]
 
 
+def test_a_closed_network_is_said_and_models_are_kept(tmp_path, capsys):
+    assert compress(tmp_path, "--task", "0", "--gate-lr", "1000", "--keep-model") == 0
+    assert size(records(tmp_path)["hat", 0]) == 0
+    assert "seed 0: every gate was closed" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2
+
+
 def test_mistakes(tmp_path, capsys):
     for words, text in (
         (("compress", "--task", "0"), "comes first"),
