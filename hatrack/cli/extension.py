@@ -38,4 +38,5 @@ def extend(path: Path, tasks: int, keep_each: bool, methods: Sequence[str], *, d
                 f"{missing} numbers of the record will be missing, on new tasks after old ones: only a run with --keep-each "
                 "has the models that they need"
             )
-    carry_out([spec], path.parent, keep_model=True, keep_each=keep_each, device=device, **how)
+    notes = {spec.name: record.tuned} if record.tuned else None  # its options are those that were tuned
+    carry_out([spec], path.parent, keep_model=True, keep_each=keep_each, notes=notes, device=device, **how)

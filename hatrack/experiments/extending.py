@@ -105,7 +105,7 @@ def prepare(
         tasks = build_tasks(spec, device)
         _check_beginning(old, build_tasks(old, device), tasks)
         method = build_method(spec, tasks, build_trunk(spec, tasks), device)
-        _check_growing(old, tasks, len(record.tasks), method)
+        check_growing(old, tasks, len(record.tasks), method)
         rows, missing = _measured(path, record, spec, tasks, method, folder if keep_each else None)
         trainer = Trainer(spec.regime, seed=spec.seed, progress=False, engine=engine)
         trainer.fits = _fits(record)
@@ -162,7 +162,7 @@ def _same_data(one: Split, other: Split) -> bool:
     return alike and all(x is y or torch.equal(x, y) for x, y in pairs)
 
 
-def _check_growing(old: Run, tasks: Sequence[Task], count: int, whole: Method) -> None:
+def check_growing(old: Run, tasks: Sequence[Task], count: int, whole: Method) -> None:
     """Raise an error unless a method that is built for the first tasks and then grows is the one built for all tasks."""
     grown = build_method(old, tasks[:count], build_trunk(old, tasks), whole.net.example.device)
     _grow(grown, whole)
@@ -238,7 +238,7 @@ def _scores(loss: Sequence[Any], accuracy: Sequence[Any], task: int, count: int)
 def _take_state(path: Path, method: Method, names: Sequence[str]) -> None:
     """Give a method the state of a saved model that has learned the first of its tasks."""
     kind = None if METHODS.get(METHODS.name_of(type(method))) else type(method)
-    loaded = load(path, method=kind).to(method.net.example.device)
+    loaded = load(path, method=kind)  # on the CPU, from where its state is copied
     if list(loaded.history.values()) != list(names):
         raise ValueError(f"{path} has not learned the tasks {', '.join(map(repr, names))}: it is the model of another run")
     for task in loaded.router.tasks():  # it was fitted at the end, and a longer run fits it at its own end

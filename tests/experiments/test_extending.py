@@ -6,24 +6,28 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hatrack import Record, Regime, Run, load, run
+from hatrack import METHODS, Record, Regime, Run, load, run
 from hatrack.__main__ import main
 from hatrack.benchmarks.mnist import pmnist, pmnist_blocks
-from hatrack.experiments.extending import extended_run, prepare
+from hatrack.experiments.build import build_method, build_tasks, build_trunk
+from hatrack.experiments.extending import check_growing, extended_run, prepare
 from hatrack.experiments.run import folder_of, stopped_runs
 from hatrack.experiments.sameness import differences
 from hatrack.files import tensors as tensor_files
 from tests.helpers.killing import OFTEN, Killed, killed_at, to_the_end
+from tests.helpers.tiers import quick_and_slow
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free", "ignore:joint is first fitted")
 HOW = {"device": "cpu", "engine": "auto", "precision": "tf32"}
 WORDS = ("--device", "cpu")
-EVERY_HEAD = ("er", "agem", "joint")  # methods that compute the logits of all heads
+EVERY_HEAD = ("er", "agem", "derpp", "joint")  # methods that compute the logits of all heads
 
 
 def short(method, benchmark="smnist", **changes):
     options = {"data": "sample", **changes.pop("benchmark_options", {})}
     given = {"network_options": {"widths": (12,)}, "train_examples": 100, "regime": Regime(epochs=1, batch=200), **changes}
+    if method == "packnet":
+        given["method_options"] = {"retrain": 1}
     return Run(benchmark, method, benchmark_options=options, **given)
 
 
@@ -56,7 +60,7 @@ def assert_same_as_whole(whole, folder, tmp_path):
     return found
 
 
-@pytest.mark.parametrize("method", ["sgd", "hat", "ewc", "packnet", "er", "agem", "joint", "pmask", "si", "lwf", "random"])
+@pytest.mark.parametrize("method", quick_and_slow(METHODS, ("sgd", "hat", "ewc", "packnet", "er", "agem", "joint", "pmask")))
 def test_split_mnist_from_two_tasks_to_five(method, tmp_path):
     one = split(method)
     assert extend(one, tmp_path, 5) == 0
@@ -141,6 +145,24 @@ def test_what_cannot_be_extended_is_refused_in_one_line(tmp_path, capsys):
     refused(split("mas"), 3, "--keep-model", keep_model=False)
     refused(split("si"), 3, "task-1.safetensors is missing", "--keep-each", keep_each=False)
     assert not list(tmp_path.glob("*.part/task-*"))
+
+
+def test_how_options_were_chosen_stays_with_them(tmp_path):
+    one = split("sgd")
+    run(one, tmp_path, keep_model=True, tuned={"protocol": "first-tasks"})
+    assert main(("extend", str(tmp_path / f"{one.name}.json"), "--tasks", "3", *WORDS)) == 0
+    assert Record.load(tmp_path / f"{split('sgd', 3).name}.json").tuned == {"protocol": "first-tasks"}
+
+
+def test_replayed_tasks_and_a_wider_new_one_are_refused(tmp_path):
+    one = split("er", 1)
+    record = run(one, tmp_path, keep_model=True)
+    whole = split("er", 2)
+    tasks = build_tasks(whole, "cpu")
+    wider = [tasks[0], replace(tasks[1], classes=3)]
+    method = build_method(whole, wider, build_trunk(whole, wider), "cpu")
+    with pytest.raises(ValueError, match="more classes"):
+        check_growing(one, wider, len(record.tasks), method)
 
 
 def test_a_model_of_another_run_is_refused(tmp_path, capsys):
