@@ -10,7 +10,7 @@ from hatrack import METHODS, Record, Regime, Run, load, run
 from hatrack.__main__ import main
 from hatrack.benchmarks.mnist import pmnist, pmnist_blocks
 from hatrack.experiments.build import build_method, build_tasks, build_trunk
-from hatrack.experiments.extending import check_growing, extended_run, prepare
+from hatrack.experiments.extending import check_growing, extended_run, other_conditions, prepare
 from hatrack.experiments.run import folder_of, stopped_runs
 from hatrack.experiments.sameness import differences
 from hatrack.files import tensors as tensor_files
@@ -145,6 +145,18 @@ def test_what_cannot_be_extended_is_refused_in_one_line(tmp_path, capsys):
     refused(split("mas"), 3, "--keep-model", keep_model=False)
     refused(split("si"), 3, "task-1.safetensors is missing", "--keep-each", keep_each=False)
     assert not list(tmp_path.glob("*.part/task-*"))
+
+
+def test_another_way_to_compute_is_said(tmp_path, capsys):
+    one = split("sgd")
+    record = run(one, tmp_path, keep_model=True)
+    whole = extended_run(record, 3)
+    assert other_conditions(record, whole, **HOW) == []
+    assert other_conditions(record, whole, **{**HOW, "engine": "compiled"}) == ["engine eager -> compiled"]
+    record.versions["torch"] = "1.0"
+    record.save(tmp_path)
+    assert main(("extend", str(tmp_path / f"{one.name}.json"), "--tasks", "3", *WORDS)) == 0
+    assert "torch 1.0 -> " in capsys.readouterr().out
 
 
 def test_how_options_were_chosen_stays_with_them(tmp_path):
