@@ -28,6 +28,7 @@ COUNT = schema.number(0, 2**100, whole=True)
 COSTS = schema.fields({}, {
     "bytes": schema.table(WHOLE), "peak_bytes": WHOLE, "steps": WHOLE, "examples": WHOLE, "flops": COUNT, "joules": SECONDS,
 })  # fmt: skip
+EXTENDED = schema.fields({"from": schema.text, "tasks": WHOLE, "missing": WHOLE})
 
 
 def check_fields(data: dict[str, Any]) -> None:
@@ -61,6 +62,7 @@ def check_fields(data: dict[str, Any]) -> None:
         "valid_loss": schema.matrix(LOSS, count),
         "routed": schema.fields({"kind": schema.text, "accuracy": numbers, "task": numbers}),
         "tuned": OPTIONS,
+        "extended": EXTENDED,
         "costs": COSTS,
         "weights_used": schema.fields({
             "tasks": schema.items(schema.text, count),

@@ -137,6 +137,7 @@ def run(
             error.args = (f"{spec.method} seed {spec.seed}, {error}{kept}",)  # one of many, perhaps
             raise
         record.tuned = dict(tuned or {})
+        record.extended = folder.extended() if folder else {}
         record.versions |= versions(device)
         used = precision if torch.device(device).type == "cuda" else "float32"
         engines = sorted({result.engine for result in trainer.fits})
@@ -197,7 +198,7 @@ def _run(
 ) -> Record:
     """Learn all tasks and return the record; `models` is where the model after each task is saved, None: nowhere."""
     rows: dict[str, list[Any]] = {name: [] for name in ("before", "tests", "trains", "valids", "seconds", "usage")}
-    tests, trains = [task.test for task in tasks], [_some(task.train, spec.train_examples) for task in tasks]
+    tests, trains = [task.test for task in tasks], [first_examples(task.train, spec.train_examples) for task in tasks]
     spent, start = 0.0, 0
     checkpointer = trainer.checkpointer
     saved = checkpointer.resume(method, trainer) if checkpointer else None
@@ -273,7 +274,8 @@ def _curve(result: FitResult) -> Curve:
     return Curve(result.task, result.best, points, result.halved, result.watched, result.used)
 
 
-def _some(split: Split, count: int) -> Split:
+def first_examples(split: Split, count: int) -> Split:
+    """Return the first so many examples of a split, all of them for 0: those on which the training loss is measured."""
     return split.part(torch.arange(min(count or len(split), len(split)), device=split.y.device))
 
 

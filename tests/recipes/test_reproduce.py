@@ -89,6 +89,7 @@ def test_parts_whose_data_are_missing_do_not_stop_the_others(tmp_path, monkeypat
     assert [path.stem for path in (tmp_path / "records").glob("*.json")] == [small.name]
 
 
+@pytest.mark.slow
 def test_the_flatness_of_a_part_is_measured_once(tmp_path, monkeypatch):
     """Its rows are missing until it is measured, also if their runs have records already."""
     small = replace(quick_run(Run("rmnist", "sgd")), regime=Regime(epochs=1, batch=200))
