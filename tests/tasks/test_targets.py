@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hatrack import EWC, HAT, PMASK, SI, Joint, Method, Network, PackNet, Regime, Task, Trainer, evaluate, load, save
+from hatrack import EWC, HAT, PMASK, SI, Joint, Method, Network, PackNet, Record, Regime, Task, Trainer, evaluate, load, save
+from hatrack.__main__ import main
 from hatrack.tasks.targets import CLASSES, MultiLabel, Ordinal, Own, Regression, Target, target_from_dict
 
 RNG = np.random.default_rng(0)
@@ -227,3 +228,39 @@ def test_one_head_of_all_tasks_needs_plain_classes():
     one = task(y=NUMBER, target="regression")
     with pytest.raises(ValueError, match="a head of its own"):
         Method(Network(trunk(), tasks=[one], heads="shared")).learn(one, Trainer(Regime(epochs=1)))
+
+
+def test_a_file_of_tasks_of_several_kinds(tmp_path, capsys):
+    """A run of them has a record that names the scores, and so does the page."""
+    for name, y in {"number": NUMBER, "labels": LABELS}.items():
+        np.savez(tmp_path / f"{name}.npz", x_train=X[:500], y_train=y[:500], x_test=X[500:], y_test=y[500:])
+    lines = ['[[task]]\nname = "many"\ndata = "labels.npz"\ntarget = "multi-label"']
+    lines += ['[[task]]\nname = "one"\ndata = "number.npz"\ntarget = "regression"']
+    (tmp_path / "tasks.toml").write_text("\n".join(lines))
+    words = [
+        "run",
+        "own",
+        "hat",
+        "--tasks",
+        str(tmp_path / "tasks.toml"),
+        "--widths",
+        "40",
+        "--dropout",
+        "0",
+        "--batch",
+        "50",
+    ]
+    words += ["--epochs", "8", "--lr", "0.1", "--device", "cpu", "--out", str(tmp_path / "runs")]
+    assert main(words) == 0
+    (path,) = (tmp_path / "runs").glob("*.json")
+    record = Record.load(path)
+    assert [(task.score, task.classes) for task in record.tasks] == [("label accuracy", 4), ("R²", 1)]
+    assert record.accuracy[1][0] == record.accuracy[0][0], "HAT keeps it"
+    assert record.before[1] < record.accuracy[1][1] <= 1
+    assert record.without_task_id == [None, None]
+    assert main(["report", str(tmp_path / "runs")]) == 0
+    assert "R²" in (tmp_path / "runs" / "report.html").read_text()
+    capsys.readouterr()
+    (tmp_path / "tasks.toml").write_text(lines[0].replace("multi-label", "many"))
+    assert main(words) == 2
+    assert "multi-label" in capsys.readouterr().err
