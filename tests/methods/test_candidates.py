@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from hatrack import HAT, METHODS, Network, Trainer, load, save
+from hatrack import HAT, METHODS, Network, Regime, Run, Trainer, load, run, save
+from hatrack.__main__ import main
 from hatrack.methods.parts.candidates import owners, unit_candidates
 from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 from hatrack.tracing.units import Units
+from tests.helpers.commands import SHORT
 from tests.helpers.erasing import OPTIMIZERS, SHAPES, Scaled, build, different, small_tasks, snapshot, trainer
+from tests.helpers.killing import OFTEN, assert_same, here, killed_at, start, to_the_end, wait_for
 from tests.helpers.learning import logits
 from tests.helpers.tiers import cases, quick_and_slow
 from tests.helpers.toys import toy_tasks
@@ -129,6 +132,41 @@ def test_the_capacity_term_counts_candidates_only():
     pmask._freeze_used_weights(1)
     mine = pmask.candidates.of(1)
     assert torch.equal(pmask.price, mine / mine.sum())
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_run_that_is_killed_goes_on_to_the_same_bits(name, tmp_path, monkeypatch):
+    spec = Run(
+        "smnist", name, benchmark_options={"data": "sample"}, network_options={"widths": (12, 12)}, train_examples=100,
+        method_options={"reuse": "never", "room": 5}, regime=Regime(epochs=2, batch=50, optimizer="adam", lr=0.003),
+    )  # fmt: skip
+    whole = run(spec, tmp_path / "whole", keep_model=True)
+    kills = killed_at(monkeypatch, 0.2, seed=0, most=4)
+    again = to_the_end(spec, tmp_path / "again", save_every=OFTEN, keep_model=True)
+    assert len(kills) == 4
+    assert_same(whole, again)
+    models = [load(next((tmp_path / folder).glob("*.safetensors"))) for folder in ("whole", "again")]
+    assert not different(snapshot(models[0]), snapshot(models[1]))
+
+
+@pytest.mark.slow
+def test_a_command_that_is_killed_goes_on_to_the_same_bits(tmp_path):
+    words = ("--reuse", "never", "--room", "5", "--keep-model")
+    process = start(tmp_path / "killed", *words, "--save-every", "0")
+    wait_for(tmp_path / "killed", "fit")
+    process.kill()
+    process.communicate()
+    assert not list((tmp_path / "killed").glob("*.json"))
+    (one,), (two,) = here(tmp_path / "killed", *words), here(tmp_path / "whole", *words)
+    assert_same(one, two)
+    models = [load(next((tmp_path / folder).glob("*.safetensors"))) for folder in ("whole", "killed")]
+    assert not different(snapshot(models[0]), snapshot(models[1]))
+
+
+def test_a_kept_state_is_refused_on_the_command_line(tmp_path, capsys):
+    words = ["run", "smnist", "hat", *SHORT, "--widths", "12", "--out", str(tmp_path), "--reuse", "never", "--keep-state"]
+    assert main(words) == 2
+    assert "keep_state" in capsys.readouterr().err
 
 
 def test_slices_are_of_equal_size_and_depend_on_seed_and_name():
