@@ -1,6 +1,7 @@
 """Small networks of every kind, ways to train them without a state that is kept, and comparisons of all bits of a method."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from hatrack import METHODS, NETWORKS, Method, Network, Regime, Task, Trainer
 from hatrack.methods.parts.freeze import INTEGERS, real
 from hatrack.seeds import seeded
+from hatrack.tasks.transform import Transform
 from tests.helpers.toys import toy_tasks
 
 SHAPES = {"mlp": (1, 4, 4), "alexnet": (3, 32, 32), "resnet18": (3, 16, 16), "vit": (1, 8, 8), "gru": (1, 8, 8)}
@@ -27,8 +29,16 @@ OPTIMIZERS = {
 
 
 def small_tasks(network: str = "mlp", count: int = 3) -> list[Task]:
-    """Made-up tasks for a network."""
-    return toy_tasks(count, shape=SHAPES[network], train=40, test=20)
+    """Made-up tasks for a network; each transforms its images in its own way."""
+    return [_transformed(task) for task in toy_tasks(count, shape=SHAPES[network], train=40, test=20)]
+
+
+def _transformed(task: Task) -> Task:
+    """The task with other means and standard deviations, and with the pixels in another order."""
+    old, pixels = task.train.transform, torch.arange(math.prod(task.shape)).roll(task.index + 1)[None]
+    new = Transform(old.shape, old.mean + 0.1 * (task.index + 1), old.std * 1.5, pixels)
+    parts = {name: replace(getattr(task, name), transform=new) for name in ("train", "valid", "test")}
+    return replace(task, **parts)
 
 
 def build(name: str, tasks: list[Task], network: str | nn.Module = "mlp", *, seed: int = 0, **options: object) -> Method:

@@ -130,7 +130,7 @@ def test_nothing_of_the_task_is_left_beside_the_weights(name):
         method.learn(task, trainer())
         method.fit_router(task)
     fresh = build(name, tasks, probes=3)
-    certificate = method.certificate()["tasks"]
+    certificate, rows = method.certificate()["tasks"], {k: v.clone() for k, v in method.net.preprocessing.rows(2).items()}
     method.release(2, erase=True)
     assert method.router.tasks() == [0, 1]
     assert sorted(key for key in method.state_dict() if "task_2" in key) == []
@@ -141,6 +141,7 @@ def test_nothing_of_the_task_is_left_beside_the_weights(name):
     assert now == [one for one in certificate if one["name"] != "toy 2"]
     for key, row in method.net.preprocessing.rows(2).items():
         assert torch.equal(row, fresh.net.preprocessing.rows(2)[key])
+        assert key == "raw" or not torch.equal(row, rows[key])
     assert torch.equal(method.net.heads[2].weight, fresh.net.heads[2].weight)
 
 
