@@ -223,7 +223,7 @@ class PMASK(Method):
         """Return the weights times the gates of the task being learned, at hardness s, and the capacity term R (HAT's
         Eq. 5)."""
         weights: list[Tensor] = [*self.weights()]
-        if self.own:  # gates of no other value than 0 for what is not the task's own, so that it depends on no other task
+        if self.own:  # all other weights count as 0, whatever their gates are, so that the task depends on no other one
             weights = [torch.where(own, weight, 0) for own, weight in zip(self.own, weights, strict=True)]
         given = (self.embeddings, s, self.smax, self.price, *weights)
         *weights, capacity = _Masked.apply(*given)  # type: ignore[no-untyped-call]
