@@ -8,9 +8,8 @@ import torch
 
 from hatrack import HAT, Network, Record, Regime, Trainer, capacity, load, run, save
 from hatrack.__main__ import main
-from hatrack.cli.inspection import show
-from hatrack.files import tensors as tensor_files
 from hatrack.cli.inspection import sentences, show
+from hatrack.files import tensors as tensor_files
 from hatrack.inspection.capacity import Capacity, LayerCapacity
 from tests.helpers.runs import small
 from tests.helpers.toys import toy_tasks
