@@ -8,7 +8,7 @@ import torch
 
 from hatrack import HAT, Network, Record, Regime, Trainer, capacity, load, run, save
 from hatrack.__main__ import main
-from hatrack.cli.inspection import show
+from hatrack.cli.inspection import sentences, show
 from hatrack.files import tensors as tensor_files
 from hatrack.inspection.capacity import Capacity, LayerCapacity
 from tests.helpers.runs import small
@@ -69,6 +69,16 @@ def test_the_tables(kept, capsys, place):
     assert all(layer["title"] in said for layer in found["layers"])
     assert f"{100 * found['used'][-1]:.1f}" in said
     assert f"{found['shared_by'][0] / sum(found['shared_by']):.1%} of the weights are free" in said
+    count = len(found["tasks"])
+    reused = [j + 1 for j in range(count) if any(found["reuse"][i][j] for i in range(j + 1, count))]
+    assert f"later tasks reuse weights of {', '.join(map(str, reused))}\n" in said
+
+
+def test_tasks_that_share_nothing():
+    found = Capacity(["a", "b"], used=[0.2, 0.4], own=[0.2, 0.2], reuse=[[1.0, 0.0], [0.0, 1.0]], shared_by=[6, 4, 0])
+    assert "no task reuses weights of an earlier one" in sentences(found)
+    alone = Capacity(["a"], used=[0.2], own=[0.2], reuse=[[1.0]], shared_by=[8, 2])
+    assert not any("reuse" in line for line in sentences(alone))
 
 
 def test_pictures(kept, tmp_path, capsys):
