@@ -208,6 +208,12 @@ def test_a_docstring_becomes_markdown():
     ]
 
 
+def test_the_api_reference_shows_what_users_call_of_a_method():
+    """Wherever it is defined."""
+    text = api_reference.entry("Method")
+    assert all(f"{name}(" in text for name in api_reference.SHOWN["Method"] if name not in ("history", "__call__"))
+
+
 def test_the_api_reference_shows_options_with_their_ranges():
     assert "| `c` | `0.75` | float at least 0 |" in api_reference.entry("HAT")
 

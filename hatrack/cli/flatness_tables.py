@@ -16,17 +16,12 @@ from hatrack.experiments.flatness import check_models, flatness_folder, measure_
 from hatrack.experiments.progress import Display
 from hatrack.experiments.record import Record
 from hatrack.files.atomic import writable, write
-from hatrack.inspection.flatness import Correlation, Flatness, correlations
+from hatrack.inspection.flatness import CORRELATIONS, Flatness, correlations
 from hatrack.reporting.tables import label, settings
 from hatrack.text import say, visible
 
 flatness_png = imported_when_called("hatrack.reporting.flatness:flatness_png")  # it needs matplotlib
 COLUMNS = ("eigen-\nvalue", "moved", "loss", "forget-\nting\nby next", "second\norder", "bound", "forget-\nting\nat end")
-CORRELATIONS = {
-    "eigenvalue": "forgetting of a task at the end, and its largest eigenvalue",
-    "distance": "forgetting of task 1 by task 2, and the distance moved in task 2",
-    "second": "forgetting of task 2 after later tasks, and the distance from its end",
-}
 
 
 def flatness(
@@ -71,7 +66,7 @@ def flatness(
         Console().print(_table(name, runs))
     everything = correlations([one for runs in found.values() for one in runs])
     for key, text in CORRELATIONS.items():
-        say(f"{text}: {_correlation_text(everything[key])}")
+        say(f"{text}: {everything[key]}")
     alone = len(records) == 1
     figure = figure or (flatness_folder(records[0]) / "flatness.png" if alone else records[0].with_name("flatness.png"))
     write(figure, flatness_png(found))
@@ -137,9 +132,3 @@ def _values(one: Flatness, task: int) -> list[float]:
 def _mean(values: Sequence[float]) -> str:
     mean = sum(values) / len(values)
     return "—" if math.isnan(mean) else f"{mean:.3g}"
-
-
-def _correlation_text(found: Correlation) -> str:
-    if math.isnan(found.pearson):
-        return f"no correlation of {found.pairs} {'pair' if found.pairs == 1 else 'pairs'}"
-    return f"correlation {found.pearson:.2f}, of ranks {found.spearman:.2f} ({found.pairs} pairs)"

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hatrack.methods.divergence import rate
 from hatrack.methods.fit import CountedFit, Fit, LearnResult
@@ -34,6 +33,7 @@ from hatrack.regime import Regime
 from hatrack.registry import Scenario, undefined
 from hatrack.tasks.device import to_device
 from hatrack.tasks.split import Batch, TaskId
+from hatrack.tasks.targets import Able
 from hatrack.tasks.task import Task
 from hatrack.text import SCARCE, is_held
 
@@ -71,6 +71,8 @@ class Method(TrainedMethod):
     # What the attributes of these names hold, if it is "masks" or "images": see `kept_bytes`.
     keeps: ClassVar[Mapping[str, Literal["masks", "images"]]] = {}
     scenarios: ClassVar[tuple[Scenario, ...]] = ("task", "domain", "class")  # where the method is defined
+    targets: ClassVar[Able] = "any"  # what its tasks may ask for: see tasks/targets.py
+    splits_batches: ClassVar[bool] = True  # whether the loss of a batch is the mean over its parts: see `Regime.accumulate`
     exchanges: ClassVar[bool] = True  # whether `forward` may exchange tensors within modules, as `functional_call` does
 
     def __init__(self, net: Network) -> None:
@@ -109,7 +111,7 @@ class Method(TrainedMethod):
         """Return all tensors by name. Which tasks are learned is in its metadata, where torch keeps versions."""
         state = super().state_dict(*args, prefix=prefix, **keywords)
         if (own := getattr(state, "_metadata", {}).get(prefix[:-1])) is not None:
-            own["learned"] = {"tasks": dict(self.history), "digests": dict(self.digests)}
+            own["learned"] = {"tasks": dict(self.history), "digests": dict(self.digests), "targets": dict(self.net.targets)}
         return state
 
     def _load_from_state_dict(
@@ -118,6 +120,7 @@ class Method(TrainedMethod):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **keywords)
         if (learned := local_metadata.get("learned")) is not None:  # a plain dictionary of tensors does not say it
             self.history, self.digests = dict(learned["tasks"]), dict(learned["digests"])
+            self.net.targets = dict(learned.get("targets", {}))
 
     def __repr__(self) -> str:
         known = parameters(type(self))
@@ -148,7 +151,7 @@ class Method(TrainedMethod):
 
         It may also return two things: the loss, and what `edit_grads` needs of its computation.
         """
-        return F.cross_entropy(self(batch.x, batch.task), batch.y)
+        return batch.loss(self(batch.x, batch.task))
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
         """Change the gradients (`.grad`) in place, between backward and the optimizer. It runs inside the training step.
@@ -244,6 +247,7 @@ class Method(TrainedMethod):
                 f"its place: net.add_task gives it a number of its own; forget_task({task.index}) gives up the old one"
             )
         self.net.check_task(task)
+        task.target.check_for(type(self).__name__, self.targets, task.name)
         check_owner(self)
         with self.lock, without_autocast_cache():
             self.make_room()
@@ -254,6 +258,7 @@ class Method(TrainedMethod):
                 usage = self.usage()
                 kept = self.stored_images.select(task.train) if self.stored_images and self.used_by(task.index) else None
             self.digests.pop(task.index, None)  # of the task as it was before, if it was learned again
+            self.net.set_target(task)
             self.router.delete(task.index)
             self.history.pop(task.index, None)
             self.history[task.index] = task.name
@@ -358,6 +363,7 @@ class Method(TrainedMethod):
         self.history.pop(task, None)
         self.digests.pop(task, None)
         self.router.delete(task)
+        self.net.targets.pop(task, None)
         if self.stored_images:
             self.stored_images.delete(task)
 

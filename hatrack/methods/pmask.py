@@ -8,15 +8,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.annealing import Anneal, hardness
 from hatrack.methods.parts.bits import pack, unpack
+from hatrack.methods.parts.candidates import ReuseOption, RoomOption, check_options, weight_candidates
 from hatrack.methods.parts.capturing import is_capturing
 from hatrack.methods.parts.divisors import divisors
 from hatrack.methods.parts.freeze import Freeze
+from hatrack.methods.parts.releasing import FreeOption, InitialValues, renew, warn_of_traces
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.parts.vectors import pieces
 from hatrack.methods.serving import ServedNetwork, ServedTask
@@ -82,22 +83,30 @@ class PMASK(Method):
             Literal["task", "shared"], Option("normalisation of each task its own, or one that all tasks train")
         ] = "task",
         probes: ProbesOption = 0,
+        free: FreeOption = "kept",
+        reuse: ReuseOption = "allowed",
+        room: RoomOption = 0,
     ) -> None:
         super().__init__(net)
         self.options = check(PMASK, locals())
+        room = check_options(net, reuse, room, norms=norms)
         self.stored_images = stored_images(probes, net.example)
         self.smax, self.c, self.anneal, self.embedding, self.gate_lr = smax, c, anneal, embedding, gate_lr
         self.norms = TaskNorms(net, shared=norms == "shared", more=divisors(net))  # no gate may make a divisor 0
         self.names = self._names_of_gated()
         weights = self.weights()
+        named = dict(zip(self.names, weights, strict=True))
+        self.initial = InitialValues(named) if free == "initial" or room else None
+        self.candidates = weight_candidates(named, net.seed, room).to(net.example.device) if room else None
         self.count = sum(w.numel() for w in weights)
         # The capacity term divides by the number of weights, HAT's by that of units. This factor makes up for it.
         self.per_unit = self.count / max(1, sum(len(w) for w in weights if w.dim() > 1))
         self.register_buffer("packed_masks", torch.zeros(0, -(-self.count // 8), dtype=torch.uint8))
         self.register_buffer("done", torch.zeros(0, dtype=torch.bool))
-        self.register_parameter("embeddings", None)  # it and the next three are set by `learn_task`
+        self.register_parameter("embeddings", None)  # it and the next four are set by `learn_task`
         self.learning = 0  # the task being learned
         self.freezes: list[Freeze] = []
+        self.own: list[Tensor] = []  # with candidates: which weights are the task's own
         self.price = torch.zeros(0)  # (weights,): the share of each weight in the capacity term, 0 if it is used already
         self.grow()
 
@@ -126,7 +135,8 @@ class PMASK(Method):
         """Return the embeddings (weights,) with which a task starts; they depend on the seed and the task only."""
         e, source = torch.empty(self.count), generator(self.net.seed, "embedding", task)
         e.normal_(generator=source) if self.embedding == "normal" else e.uniform_(0, 2, generator=source)
-        return e.to(self.net.example.device)
+        e = e.to(self.net.example.device)
+        return e if self.candidates is None else torch.where(self.candidates.of(task), e, -LIMIT)
 
     # Forward
 
@@ -163,7 +173,7 @@ class PMASK(Method):
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         self.begin_task(task.index)
-        self.warn_if_full(task.name)
+        self.warn_if_full(task.name) if self.candidates is None else self.candidates.check(task, fit)
         assert self.embeddings is not None
         fit(self, task, plain={self.embeddings: self.gate_rate})
         self.norms.recompute(self, task.index, task.train)  # with the final gates
@@ -177,7 +187,7 @@ class PMASK(Method):
             embedding: (weights,), a parameter to learn; it gets its initial values. None: a new one is made.
         """
         self.done[task] = False
-        self._freeze_used_weights()
+        self._freeze_used_weights(task)
         self.learning, initial = task, self._initial_embeddings(task)
         if embedding is not None:
             embedding.data.copy_(initial)
@@ -187,6 +197,7 @@ class PMASK(Method):
         """Store the gates that a task has now as its final ones."""
         self.packed_masks[task] = pack(self.final_gates(task))
         self.done[task] = True
+        self._renew_free_weights()
 
     @property
     def gate_rate(self) -> float:
@@ -198,7 +209,7 @@ class PMASK(Method):
         return self.freezes
 
     def end_learning(self) -> None:
-        self.embeddings, self.freezes = None, []
+        self.embeddings, self.freezes, self.own = None, [], []
 
     def used(self) -> Tensor:
         """Return which weights (weights,) any finished task uses."""
@@ -207,9 +218,20 @@ class PMASK(Method):
             used |= row
         return unpack(used, self.count)
 
-    def _freeze_used_weights(self) -> None:
-        """Freeze the weights that finished tasks use; in the capacity term only the others count."""
+    def _renew_free_weights(self, *, erase: bool = False) -> None:
+        """Return weights that no finished task uses to their initial values, if these are kept; to erase, draw others."""
+        if self.initial is not None or erase:
+            weights = self.weights()
+            used = dict(zip(self.names, pieces(self.used(), weights), strict=True))
+            renew(dict(zip(self.names, weights, strict=True)), used, self.initial, self.net.seed)
+
+    def _freeze_used_weights(self, task: int) -> None:
+        """Freeze the weights that finished tasks use, or all but the candidates of the task if there are such; in the
+        capacity term only the others count."""
         used, weights = self.used(), self.weights()
+        if self.candidates is not None:
+            used = ~self.candidates.of(task)
+            self.own = pieces(~used, weights)
         free = (~used).float()
         self.price = free / free.sum().clamp(min=1)
         parts = zip(weights, pieces(used, weights), strict=True)
@@ -217,15 +239,18 @@ class PMASK(Method):
         self.freezes = [Freeze(weight, part, empty=empty) for weight, part in parts]
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the cross-entropy with annealed gates, plus c times the capacity term."""
+        """Return the loss of the task with annealed gates, plus c times the capacity term."""
         assert isinstance(batch.task, int), "PMASK learns one task at a time"
         weights, capacity = self.masked(hardness(batch, self.smax, self.anneal))
-        return F.cross_entropy(self._run(batch.x, batch.task, weights), batch.y) + self.c * capacity
+        return batch.loss(self._run(batch.x, batch.task, weights)) + self.c * capacity
 
     def masked(self, s: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the weights times the gates of the task being learned, at hardness s, and the capacity term R (HAT's
         Eq. 5)."""
-        given = (self.embeddings, s, self.smax, self.price, *self.weights())
+        weights: list[Tensor] = [*self.weights()]
+        if self.own:  # all other weights count as 0, whatever their gates are, so that the task depends on no other one
+            weights = [torch.where(own, weight, 0) for own, weight in zip(self.own, weights, strict=True)]
+        given = (self.embeddings, s, self.smax, self.price, *weights)
         *weights, capacity = _Masked.apply(*given)  # type: ignore[no-untyped-call]
         return weights, capacity
 
@@ -281,19 +306,26 @@ class PMASK(Method):
         return {name.removeprefix("trunk."): part.mean().item() for name, part in named if part.dim() > 1}
 
     @torch.no_grad()
-    def release(self, task: int) -> None:
+    def release(self, task: int, *, erase: bool = False) -> None:
         """Forget a task and free the weights that only it uses. The task is then as if it had never been learned.
 
         Args:
             task: the number of the task.
+            erase: also give new values to all weights that no remaining task uses: the initial ones if the option `free` or
+                `reuse` keeps them. A warning names what may hold traces of the task; docs/releasing.md has the rules.
         """
         self.net.check_task_id(task)
         self.make_room()
+        if erase and self.candidates is None:
+            warn_of_traces(self, task, [], "" if self.used_by(task) else "tasks share their norms")
         self.forget_task(task)
         self.done[task] = False
         self.packed_masks[task] = pack(self._initial_embeddings(task) > 0)
         self.norms.reset(self.net, task)
         self.net.reset_head(task)
+        if erase:
+            self.net.preprocessing.reset(task)
+        self._renew_free_weights(erase=erase)
 
 
 def _times_slope(grad: Tensor, sigmoid: Tensor, a: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 from hatrack.experiments import metrics
 from hatrack.experiments.record import Record
 from hatrack.inspection.flatness import Flatness
+from hatrack.reporting.compression import SIZE, size
 from hatrack.reporting.measures import MEASURES, Measure
 from hatrack.reporting.references import counted_accuracy, counted_summary, lengths
 
@@ -70,6 +71,11 @@ def accuracy_on(task: int, after: int) -> Quantity:
     title = f"Accuracy on task {task} after task {after}"
     measure = Measure(f"task_{task}_after_{after}", title, "%", "The share of test images that are classified correctly.")
     return Quantity(measure, lambda record, _: _entry(record.accuracy, after - 1, task - 1))
+
+
+def size_in_use() -> Quantity:
+    """Return the share of the weights that the only task of a run uses at the end."""
+    return Quantity(SIZE, lambda record, _: size(record))
 
 
 def lowest_accuracy() -> Quantity:

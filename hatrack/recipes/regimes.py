@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hatrack.experiments.spec import Run
+from hatrack.recipes.grids import flatness_correlations
 from hatrack.recipes.plots import accuracy_lines, flatness_lines, sweep
 from hatrack.recipes.quantities import (
     Quantity,
@@ -316,6 +317,7 @@ RECIPE = Recipe(
                 ),
             ),
             plots=(flatness_lines(),),
+            grids=(flatness_correlations,),
             flatness=True,
         ),
         Part(

@@ -8,7 +8,7 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from hatrack.inspection.flatness import Flatness
 from hatrack.reporting.drawing import MARKERS, MUTED, PALETTE, STYLE
@@ -79,6 +79,8 @@ def _titles(axes: Axes, title: str, below: str, *, log: bool = False) -> None:
     drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines() or [Line2D([], [])]])
     if log and (drawn > 0).all():
         axes.set_yscale("log")
+        if drawn.max() < 100 * drawn.min():  # powers of ten alone would leave one number on the axis, or none
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     elif log:  # a task may have become better: its forgetting is negative, and linear near zero
         axes.set_yscale("symlog", linthresh=0.01)
     if log:  # plain numbers: the style reads no formulas
