@@ -16,6 +16,7 @@ PLANS = {"convolutional": random_plan, "transformer": random_transformer, "recur
 NUMBERS = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, cases(8, 40)))]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:task .* finds under:UserWarning"),  # networks so small are soon full
+    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported"),  # torch says so once per process
     pytest.mark.filterwarnings("ignore:.* held whole after the first task:UserWarning"),
     pytest.mark.parametrize("name", ["hat", "pmask"]),
     pytest.mark.parametrize("kind", PLANS),
