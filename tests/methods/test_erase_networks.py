@@ -27,8 +27,9 @@ pytestmark = [
 def case(kind, number):
     """A random plan and tasks for it."""
     plan = PLANS[kind](number)
-    if kind == "transformer" and plan.tokens:
-        pytest.skip("a network for token ids")
+    while kind == "transformer" and plan.tokens:  # these tasks have images
+        number += 1000
+        plan = PLANS[kind](number)
     shape = {"convolutional": (3, 8, 8), "transformer": (1, 8, 8)}.get(kind) or (1, plan.steps, 4)
     return plan, toy_tasks(3, shape=shape, train=20, test=8), list(OPTIMIZERS)[number % len(OPTIMIZERS)]
 
