@@ -311,10 +311,6 @@ RECIPE = Recipe(
                     "The stable regime ends in flatter places.",
                     lambda r: r.above(EIGENVALUE, "plastic", "stable"),
                 ),
-                Claim(
-                    "The bound is in the order of the forgetting.",
-                    lambda r: r.same_order(LOST, BOUND),
-                ),
             ),
             plots=(flatness_lines(),),
             grids=(flatness_correlations,),

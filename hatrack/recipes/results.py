@@ -105,14 +105,6 @@ class Results:
             return None if first is None else False
         return True if len(known) == len(rest) else None
 
-    def same_order(self, one: Quantity, two: Quantity) -> bool | None:
-        """Return whether two quantities put the rows in the same order; None if one is missing or there is one row only."""
-        pairs = [(self.mean(label, one), self.mean(label, two)) for label in self.rows]
-        known = [(a, b) for a, b in pairs if a is not None and b is not None]
-        if len(known) < max(2, len(pairs)):
-            return None
-        return rank_correlation(*zip(*known, strict=True)) > 1 - 1e-9
-
 
 def rank_correlation(ours: Sequence[float], published: Sequence[float]) -> float:
     """Return Spearman's rank correlation of two lists; ties have the mean of their ranks."""
