@@ -72,7 +72,9 @@ def save_torch(network: fx.GraphModule, example: Tensor, path: Path) -> Run:
     content = io.BytesIO()
     torch.export.save(program, content)
     write(path, content.getvalue())
-    return cast(Run, torch.export.load(io.BytesIO(content.getvalue())).module())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.11 says here that it reads from a buffer that can't be written
+        return cast(Run, torch.export.load(io.BytesIO(content.getvalue())).module())
 
 
 def save_onnx(network: fx.GraphModule, example: Tensor, path: Path) -> Run:
