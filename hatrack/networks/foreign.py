@@ -6,7 +6,7 @@ Only the architecture is taken from there, with initial weights; nothing is down
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from torch import Tensor, nn
@@ -34,6 +34,23 @@ class ForeignTrunk(nn.Module):
         if self.image_size and x.is_floating_point():
             x = F.interpolate(x, size=(self.image_size, self.image_size), mode="bilinear")
         return features_of(self.model(x))
+
+    def renamed(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the tensors of a file under the names that they have in the model.
+
+        The files of transformers may have other names than the model. The library knows them if its model can be built from
+        a table of tensors; otherwise, or if the tensors are those of another model, they are returned as they are.
+        """
+        build = getattr(type(self.model), "from_pretrained", None)
+        if build is None:
+            return tensors
+        try:
+            made, told = build(None, config=self.model.config, state_dict=dict(tensors), output_loading_info=True)
+        except Exception:  # what does not fit is said by the caller
+            return tensors
+        state: dict[str, Tensor] = made.state_dict()
+        missing = {*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])}
+        return {name: t for name, t in state.items() if name not in missing}
 
 
 def features_of(out: Any) -> Tensor:

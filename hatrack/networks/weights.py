@@ -2,7 +2,6 @@
 
 import io
 import json
-import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from hatrack.files import tensors as tensor_files
 from hatrack.files.atomic import read_bytes
+from hatrack.networks.foreign import ForeignTrunk
 
 SAVED = "state.net.trunk."  # the prefix of the trunk's tensors in a file of `hatrack.save`
 WRAPPED = ("state_dict", "model", "model_state_dict")  # keys under which training scripts keep a state_dict
@@ -35,7 +35,10 @@ def load_weights(trunk: nn.Module, path: Path) -> None:
         ValueError: if the file can't be read, or the trunk has a tensor that the file lacks or has in another shape.
     """
     wanted = trunk.state_dict()
-    found = _best_fit(read_weights(path), wanted)
+    tensors = read_weights(path)
+    found = _best_fit(tensors, wanted)
+    if isinstance(trunk, ForeignTrunk) and wanted.keys() - found.keys():
+        found = _best_fit(trunk.renamed(tensors), wanted)
     same = {name: t.to(wanted[name].dtype) for name, t in found.items() if name in wanted}
     if wrong := tensor_files.differences(wanted, same):
         raise ValueError(f"{path} does not fit the trunk: {wrong}")
@@ -75,7 +78,7 @@ def _from_torch(path: Path, data: bytes) -> dict[str, Tensor]:
     """Read a state_dict that torch.save wrote. Nothing but tensors and plain values is loaded, never code."""
     try:
         state: Any = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # bytes that are no pickle may raise anything
         said = f"{type(error).__name__}: {error}".split("\n")[0][:120]
         raise ValueError(f"{path} holds no state_dict of plain tensors ({said})") from None
     for key in WRAPPED:
