@@ -19,6 +19,7 @@ PAGES = {  # file: title, what it is about, names
         "What a program needs that trains one network on task after task.",
         [
             "Network",
+            "lora",
             "Task",
             "Split",
             "Method",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hatrack.methods.independent import Independent as Independent
     from hatrack.methods.joint import Joint as Joint
     from hatrack.methods.lfl import LFL as LFL
+    from hatrack.methods.lora import LoRA as LoRA
     from hatrack.methods.lwf import LwF as LwF
     from hatrack.methods.mas import MAS as MAS
     from hatrack.methods.method import Method as Method
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from hatrack.methods.si import SI as SI
     from hatrack.methods.stable_sgd import StableSGD as StableSGD
     from hatrack.networks import NETWORKS as NETWORKS
+    from hatrack.networks.adapters import lora as lora
     from hatrack.networks.network import Network as Network
     from hatrack.options import Option as Option
     from hatrack.options import check as check
@@ -86,6 +88,7 @@ PLACES = {
     "Joint": "hatrack.methods.joint",
     "LFL": "hatrack.methods.lfl",
     "LearnResult": "hatrack.methods.fit",
+    "LoRA": "hatrack.methods.lora",
     "LwF": "hatrack.methods.lwf",
     "MAS": "hatrack.methods.mas",
     "METHODS": "hatrack.methods",
@@ -114,6 +117,7 @@ PLACES = {
     "in_scenario": "hatrack.tasks.scenario",
     "load": "hatrack.training.saving",
     "load_guard": "hatrack.guard.protect",
+    "lora": "hatrack.networks.adapters",
     "protect": "hatrack.guard.protect",
     "records": "hatrack.experiments.records",
     "report": "hatrack.reporting.report",

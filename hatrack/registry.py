@@ -51,10 +51,13 @@ class Registry(Mapping[str, T], Generic[T]):
         kind: what the entries are, for error messages.
         entries: the rows by name.
         base: the place of the class of which a user's own entry must be a subclass; "" if users have no entries.
+        families: the places of functions that make an entry of what stands behind a colon, such as "timm:resnet18".
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, Entry], base: str = "") -> None:
-        self.kind, self.entries, self.base = kind, entries, base
+    def __init__(
+        self, kind: str, entries: Mapping[str, Entry], base: str = "", families: Mapping[str, str] | None = None
+    ) -> None:
+        self.kind, self.entries, self.base, self.families = kind, entries, base, families or {}
 
     def __getitem__(self, name: str) -> T:
         return load(self.entries[name].place)  # type: ignore[no-any-return]
@@ -78,7 +81,8 @@ class Registry(Mapping[str, T], Generic[T]):
         """Return an entry by its name, or a user's own by its place.
 
         Args:
-            name: a name in the table; or "module:name", for a module in the present folder or on Python's path.
+            name: a name in the table, or of one of the families; or "module:name", for a module in the present folder or
+                on Python's path.
 
         Returns:
             The class or function.
@@ -86,6 +90,9 @@ class Registry(Mapping[str, T], Generic[T]):
         Raises:
             ValueError: there is none of this name, its module can't be imported, or it is of another kind.
         """
+        if self.in_family(name):
+            family, _, rest = name.partition(":")
+            return load(self.families[family])(rest)  # type: ignore[no-any-return]
         if not isinstance(name, str) or ":" not in name or not self.base:
             return load(self.about(name).place)  # type: ignore[no-any-return]
         try:
@@ -95,6 +102,10 @@ class Registry(Mapping[str, T], Generic[T]):
         if not inspect.isclass(found) or not issubclass(found, load(self.base)):
             raise ValueError(f"{name} is no {self.kind}: it must be a subclass of hatrack.{self.base.partition(':')[2]}")
         return cast(T, found)
+
+    def in_family(self, name: Any) -> bool:
+        """Return whether a name belongs to one of the families: "timm:resnet18" does."""
+        return isinstance(name, str) and ":" in name and name.partition(":")[0] in self.families
 
     def name_of(self, item: Any) -> str:
         """The name of an entry; of anything else its place, "module:name"."""

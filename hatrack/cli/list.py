@@ -87,6 +87,8 @@ def _paragraphs(found: Any) -> list[Text]:
 
 def _find(name: str) -> tuple[str, Any, Entry]:
     """Return the kind, the class or function, and the row of its table; of a user's own method an empty row."""
+    if NETWORKS.in_family(name):
+        return "network", NETWORKS.find(name), Entry(name, "")
     if ":" in name:
         return "method", METHODS.find(name), Entry(name, "")
     kinds = {n: kind for kind, table in TABLES.items() for n in table}

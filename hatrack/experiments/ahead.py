@@ -104,7 +104,8 @@ def compile_ahead(spec: Run, tasks: list[Task], method: Method, device: torch.de
     for k, name in enumerate(names):
         if not helpers.is_known(name) and (is_interleaved() or name != names[0]):
             job = {
-                "spec": spec.spec, "tasks": forms, "order": [0, k] if two and k else [k], "device": device.type,
+                "spec": {**spec.spec, "network": spec.network, "weights": spec.weights}, "tasks": forms,
+                "order": [0, k] if two and k else [k], "device": device.type,
                 "precision": precision, "threads": torch.get_num_threads(),
             }  # fmt: skip
             helpers.start(name, compile_step, job)

@@ -3,6 +3,8 @@
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,8 +14,11 @@ from hatrack.experiments.spec import Run
 from hatrack.methods import METHODS
 from hatrack.methods.method import Method
 from hatrack.networks import NETWORKS
+from hatrack.networks.adapters import lora
+from hatrack.networks.freezing import freeze_all
 from hatrack.networks.initial_weights import initialise
 from hatrack.networks.network import Network
+from hatrack.networks.weights import load_weights
 from hatrack.options import nearest
 from hatrack.seeds import seeded
 from hatrack.tasks.device import all_to_device
@@ -52,15 +57,19 @@ def _find(tasks: Sequence[Task], wanted: str) -> Task:
 
 
 def build_trunk(spec: Run, tasks: Sequence[Task]) -> nn.Module:
-    """Make the trunk of a run with its initial weights."""
+    """Make the trunk of a run with its initial weights, or those of a file; without adapters."""
     with seeded(spec.seed, "weights"):
-        trunk = NETWORKS[spec.network](tasks[0].shape, **spec.network_options)
+        trunk = NETWORKS.find(spec.network)(tasks[0].shape, **spec.network_options)
         initialise(trunk, spec.init)
+    if spec.weights:
+        load_weights(trunk, Path(spec.weights))
     return trunk
 
 
 def build_method(spec: Run, tasks: Sequence[Task], trunk: nn.Module, device: torch.device | str) -> Method:
-    """Make the method of a run on a trunk."""
+    """Make the method of a run on a trunk, which gets adapters and is frozen if the run says so."""
+    if spec.adapters:
+        trunk = lora(trunk, spec.adapters, spec.adapter_layers, seed=spec.seed)
     example = tasks[0].train.inputs(torch.arange(min(2, len(tasks[0].train)), device=device))
     net = Network(
         trunk.to(device),
@@ -71,4 +80,12 @@ def build_method(spec: Run, tasks: Sequence[Task], trunk: nn.Module, device: tor
         freeze=spec.freeze,
         seed=spec.seed,
     )
+    if spec.trunk == "frozen" and not spec.adapters:
+        net.frozen = freeze_all(trunk)
     return METHODS.find(spec.method)(net, **spec.method_options).to(device)
+
+
+def described_trunk(spec: Run) -> dict[str, Any]:
+    """Return how the trunk of a run is built, as the arguments `network` and `adapters` of `save`."""
+    adapters = {"rank": spec.adapters, "layers": spec.adapter_layers} if spec.adapters else None
+    return {"network": (spec.network, spec.network_options), "adapters": adapters}

@@ -18,7 +18,7 @@ from hatrack.benchmarks import BENCHMARKS
 from hatrack.engine.choice import Engine, Precision, choose_engine
 from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.precision import precision_scope
-from hatrack.experiments.build import build_method, build_tasks, build_trunk
+from hatrack.experiments.build import build_method, build_tasks, build_trunk, described_trunk
 from hatrack.experiments.record import Record
 from hatrack.experiments.run import first_examples, versions
 from hatrack.experiments.run_folder import RunFolder, task_model
@@ -216,7 +216,7 @@ def _measured(
             scores = list(Evaluations(method, [*tests, *trains], wait=wait_for_gpu)())
             if models:
                 models.checkpointer.make_folder()
-                save(method, models.task_model(number), network=(spec.network, spec.network_options))
+                save(method, models.task_model(number), **described_trunk(spec))
         else:
             missing += len(scores)
         rows["tests"].append([*_scores(record.loss, record.accuracy, number, count), *scores[: len(tests)]])

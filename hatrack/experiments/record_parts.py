@@ -34,6 +34,12 @@ class Spec:
         first_tasks: how many tasks of the benchmark, from its first, were learned; 0 means all.
         only_task: the name, or the number from 0, of the only task of the benchmark that was learned; "" means all.
         router: the kind of score of the router whose results were measured; "none" means no router.
+        weights: the name of the file from which the trunk had its weights; "" means none.
+        trunk: "frozen" if no task changed the trunk.
+        adapters: the rank of the adapters; 0 means none.
+        adapter_layers: the patterns of the layers with adapters.
+        weights_digest: the hash of the file with the weights.
+        network_digest: the hash of the configuration of a network from a folder.
         data_digest: the hash of the data, for tasks from a user's own files.
         written: the table as it stands in the file, with keys that this version does not know.
     """
@@ -57,6 +63,12 @@ class Spec:
     first_tasks: int = 0
     only_task: str = ""
     router: str = "none"
+    weights: str = ""
+    trunk: str = "learned"
+    adapters: int = 0
+    adapter_layers: str = "*"
+    weights_digest: str | None = None
+    network_digest: str | None = None
     data_digest: str | None = None
     written: Mapping[str, Any] = field(repr=False)
 

@@ -18,7 +18,7 @@ from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.precision import check_precision, precision_scope
 from hatrack.experiments.ahead import compile_ahead
 from hatrack.experiments.arguments import check_arguments, check_note
-from hatrack.experiments.build import build_method, build_tasks, build_trunk
+from hatrack.experiments.build import build_method, build_tasks, build_trunk, described_trunk
 from hatrack.experiments.pretraining import pretrained_trunk, pretraining_task
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, TaskInfo
@@ -145,7 +145,7 @@ def run(
             ahead.remember()
         record.versions |= {"engine": " and ".join(engines) or "none", "precision": used}
         if folder and keep_model:
-            save(method, folder.model, network=(spec.network, spec.network_options))
+            save(method, folder.model, **described_trunk(spec))
         if folder:
             if not keep_model and is_plain(folder.model):  # of the record that is replaced now
                 folder.model.unlink()
@@ -226,7 +226,7 @@ def _run(
         method.learn(task, trainer)
         rows["seconds"].append(time.perf_counter() - watch)
         if models:  # before the next task begins: a run that continues there has this model
-            save(method, models.task_model(task.index), network=(spec.network, spec.network_options))
+            save(method, models.task_model(task.index), **described_trunk(spec))
         rows["usage"].append(method.usage())
         valids = [learned.valid for learned in tasks[: task.index + 1]]
         scores = iter(Evaluations(method, [*tests, *trains, *valids], wait=wait_for_gpu)())

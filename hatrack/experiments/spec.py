@@ -4,18 +4,21 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.benchmarks.task_file import fingerprint
 from hatrack.datasets.catalog import SETS
 from hatrack.experiments.record import clean, name_of
+from hatrack.files.atomic import file_digest
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS, Init
 from hatrack.options import Option, check, choose, complete, expect, without_added_defaults
 from hatrack.regime import Regime
 from hatrack.registry import Registry, Scenario, source_digest, undefined
 
+DIGESTS = ("data_digest", "method_digest", "network_digest", "weights_digest")  # of what a spec only names
 TABLES: dict[str, Registry[Any]] = {"benchmark": BENCHMARKS, "network": NETWORKS, "method": METHODS}
 
 
@@ -32,6 +35,11 @@ class Run:
             is always one head.
         init: the initial weights, "default" (PyTorch's) or "xavier".
         freeze: parts of the network that stay as they are: patterns of names, separated by commas.
+        weights: a file with the weights of the trunk: a model that was kept, safetensors, or a state_dict of torch. A spec
+            has the name of the file, without its folder, and its digest.
+        trunk: "frozen" if no task changes the trunk: each trains its head, and adapters if there are such.
+        adapters: the rank of the adapters beside the layers of the trunk, which is then frozen; 0 for none. See `lora`.
+        adapter_layers: which layers have adapters: patterns of names, separated by commas.
         train_examples: on how many training examples per task the loss is measured after each task; 0 for all.
         watch_tasks: measure the accuracy on the test data of every task after each epoch; the curves of the record hold it.
         pretrain: a data set of the catalog on which the trunk is trained before the sequence; "" for none.
@@ -75,6 +83,16 @@ class Run:
         Literal["none", "distance", "both", "energy", "entropy"],
         Option("find the task of test images by this score, and measure the accuracy without task id", added=True),
     ] = "none"
+    weights: Annotated[
+        str, Option("file with the weights of the trunk: a kept model, safetensors, or a state_dict of torch", added=True)
+    ] = ""
+    trunk: Annotated[
+        Literal["learned", "frozen"], Option("frozen: tasks train their heads and adapters, not the trunk", added=True)
+    ] = "learned"
+    adapters: Annotated[
+        int, Option("rank of adapters beside the layers of the trunk, which is frozen; 0: none", low=0, added=True)
+    ] = 0
+    adapter_layers: Annotated[str, Option("layers with adapters: patterns of names, by commas", added=True)] = "*"
     regime: Regime = field(default_factory=Regime)
     benchmark_options: Mapping[str, Any] = field(default_factory=dict)
     network_options: Mapping[str, Any] = field(default_factory=dict)
@@ -92,6 +110,7 @@ class Run:
             raise ValueError(f"pretrain_epochs is {self.pretrain_epochs}, but no data set is named by pretrain")
         if self.only_task and self.first_tasks:
             raise ValueError(f"first_tasks is {self.first_tasks}, but only_task names one task, {self.only_task!r}")
+        self._check_trunk()
         object.__setattr__(self, "network", self.network or BENCHMARKS.about(self.benchmark).network)
         for kind, table in TABLES.items():
             entry = table.find(getattr(self, kind))
@@ -104,6 +123,17 @@ class Run:
             if self.scenario not in (known := METHODS.find(self.method).scenarios):
                 raise ValueError(undefined(self.method, self.scenario, known))
 
+    def _check_trunk(self) -> None:
+        """Raise a ValueError if the options of the trunk contradict each other. Adapters need a frozen trunk."""
+        if self.adapters:
+            object.__setattr__(self, "trunk", "frozen")
+        elif self.adapter_layers != "*":
+            raise ValueError(
+                f"adapter_layers is {self.adapter_layers!r}, but there are no adapters: --adapters gives their rank"
+            )
+        if self.trunk == "frozen" and self.freeze:
+            raise ValueError(f"freeze is {self.freeze!r}, but the whole trunk is frozen already")
+
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], own: Collection[str] = ()) -> Self:
         """Return the run that has this spec.
@@ -114,7 +144,7 @@ class Run:
         """
         if ":" in (method := str(spec["method"])) and method not in own:
             raise ValueError(f"its method is a user's own; --method {method} allows to import it")
-        plain = {key: value for key, value in spec.items() if key not in ("data_digest", "method_digest")}
+        plain = {key: value for key, value in spec.items() if key not in DIGESTS}
         for key in ("benchmark_options", "network_options", "method_options"):
             plain[key] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain[key].items()}
         return cls(**{**plain, "regime": Regime(**plain["regime"])})
@@ -128,6 +158,11 @@ class Run:
             plain[f"{kind}_options"] = without_added_defaults(table.find(plain[kind]), plain[f"{kind}_options"])
         if self.benchmark == "own":  # a file's name does not say what is in it
             plain["data_digest"] = fingerprint(self.benchmark_options["tasks"])
+        if self.weights:
+            plain["weights"], plain["weights_digest"] = Path(self.weights).name, file_digest(Path(self.weights))
+        if (config := Path(self.network.partition(":")[2]) / "config.json").is_file():  # a folder of this machine
+            plain["network"] = f"{self.network.partition(':')[0]}:{config.parent.resolve().name}"
+            plain["network_digest"] = file_digest(config)
         if ":" in self.method:  # nor does a class's
             plain["method_digest"] = source_digest(METHODS.find(self.method))
         result: dict[str, Any] = clean(plain)

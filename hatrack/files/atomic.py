@@ -1,5 +1,6 @@
 """Atomic writes, so that a file is always complete, reads of plain files only, and folders that nobody else reads."""
 
+import hashlib
 import io
 import math
 import os
@@ -40,6 +41,11 @@ def read_bytes(path: Path, most: int | None = TEXT) -> bytes:
         raise ValueError(f"{path}: there is no such file") from None
     except OSError as error:
         raise ValueError(f"{path} can't be read: {error.strerror}") from None
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a plain file."""
+    return hashlib.sha256(read_bytes(path, most=None)).hexdigest()
 
 
 # Writing

@@ -65,6 +65,14 @@ METHODS: "Registry[type[Method]]" = Registry("method", {
         costs="an embedding per weight while a task is learned, then one bit per weight and task",
         scenarios=("task",),
     ),
+    "lora": Entry(
+        "hatrack.methods.lora:LoRA",
+        "Low-rank adapters: every task has its own small addition to the weights of a frozen trunk, and its own head.",
+        paper="Hu et al. 2021",
+        needs="task id at test; a trunk that is pretrained, or that suits all tasks after the first",
+        costs="rank x (inputs + outputs) weights per layer and task",
+        scenarios=("task",),
+    ),
     "ewc": Entry(
         "hatrack.methods.ewc:EWC",
         "Elastic weight consolidation: the more an earlier task cares about a weight, the stiffer the spring that holds it.",

@@ -169,7 +169,8 @@ def fit_router(method: "Method", task: Task) -> None:
         if not method.used_by(task.index):
             raise ValueError(
                 f"{type(method).__name__} does not guarantee that finished tasks stay as they are, so that a router would "
-                "not fit them any more after the next task: hat, pmask, packnet, pathnet, pnn, independent and frozen do"
+                "not fit them any more after the next task: hat, pmask, packnet, pathnet, pnn, lora, independent and "
+                "frozen do"
             )
         task = to_device(task, method.net.example.device)
         features, _, labels = _on(method, task.train)

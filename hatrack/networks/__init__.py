@@ -1,12 +1,14 @@
 """Networks: builders that return a trunk (images to a feature vector); any other module serves as well."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from hatrack.registry import Entry, Registry
+from hatrack.registry import Entry, Registry, load
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from hatrack.networks.adapters import lora as lora
 
 Init = Literal["default", "xavier"]  # see initial_weights.py
 Heads = Literal["multi", "shared", "class"]  # see network.py
@@ -47,4 +49,15 @@ NETWORKS: "Registry[Callable[..., nn.Module]]" = Registry("network", {
         "hatrack.networks.gru:gru",
         "Two recurrent layers of 256 gated units that read an image row by row; the state after the last row.",
     ),
+}, families={
+    "timm": "hatrack.networks.foreign:timm_network",
+    "transformers": "hatrack.networks.foreign:transformers_network",
 })  # fmt: skip
+LORA = "hatrack.networks.adapters:lora"
+
+
+def __getattr__(name: str) -> Any:
+    """Import `lora` when it is first used, so that the table needs no torch."""
+    if name != "lora":
+        raise AttributeError(f"module 'hatrack.networks' has no attribute {name!r}")
+    return load(LORA)

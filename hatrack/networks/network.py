@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hatrack.networks import Heads, Init
+from hatrack.networks.adapters import frozen_norms
 from hatrack.networks.arguments import cannot_run, check_arguments, check_classes
 from hatrack.networks.freezing import freeze_parts
 from hatrack.networks.heads import by_task
@@ -99,7 +100,7 @@ class Network(nn.Module):
         self.register_buffer("example", example.to(where, copy=True), persistent=False)
         self.features = self._features()
         self.preprocessing = Preprocessing(tuple(self.example.shape[1:]), where, tokens=self.example.dtype == torch.int64)
-        self.frozen = freeze_parts(trunk, freeze)
+        self.frozen = [*freeze_parts(trunk, freeze), *frozen_norms(trunk)]
         self.classes: list[int] = []
         self.targets: dict[int, Target] = {}  # of learned tasks that ask for something else than plain classes
         self.heads = nn.ModuleList()  # of nn.Linear: one per task, or a single one; of "class", the rows of each task

@@ -5,12 +5,13 @@ from typing import Any
 
 from hatrack.experiments.spec import Run
 from hatrack.methods import METHODS
-from hatrack.recipes.quantities import summary
+from hatrack.recipes.quantities import parameters_per_task, summary
 from hatrack.recipes.recipe import Part, Recipe, Row, percent
 from hatrack.regime import Regime
 from hatrack.registry import Scenario
 
 ACCURACY, LEARNING, FORGETTING = summary("accuracy"), summary("learning"), summary("forgetting")
+PER_TASK = parameters_per_task()
 SMALL: dict[str, Any] = {"widths": (300, 300), "dropout": 0.0, "input_dropout": 0.0}
 REFERENCES = ("joint", "random")
 
@@ -51,6 +52,18 @@ def transformer(method: str, **options: Any) -> Run:
     """Return a method on CIFAR-100 in five tasks with a vision transformer."""
     regime = Regime(epochs=20, optimizer="adamw", lr=0.001)
     return Run("cifar100-5", method, network="vit", regime=regime, method_options=options)
+
+
+def on_a_trunk(method: str, *, start: str = "cifar10", **changes: Any) -> Run:
+    """Return a method on CIFAR-100 in five tasks, with a trunk that is trained on CIFAR-10 first.
+
+    Args:
+        method: the method.
+        start: the data set on which the trunk is trained first; "" for none.
+        changes: further arguments of the run.
+    """
+    before: dict[str, Any] = {"pretrain": start, "pretrain_epochs": 30} if start else {}
+    return Run("cifar100-5", method, network="alexnet", regime=Regime(epochs=25), **before, **changes)
 
 
 def recurrent(method: str, **options: Any) -> Run:
@@ -126,7 +139,7 @@ RECIPE = Recipe(
     "Besides the five papers",
     "Zenke et al. 2017, and this library",
     "Numbers of synaptic intelligence (SI) that its authors' code stores, every method of this library on one small "
-    "sequence, and HAT on a transformer and on a recurrent network.",
+    "sequence, HAT on a transformer and on a recurrent network, and adapters on a pretrained trunk.",
     (
         Part(
             "si-permuted",
@@ -180,6 +193,23 @@ RECIPE = Recipe(
                 Row("joint", transformer("joint", at=(5,)), reference=True),
             ),
             (ACCURACY, LEARNING, FORGETTING),
+        ),
+        Part(
+            "adapters",
+            "Adapters on a trunk trained on CIFAR-10, CIFAR-100 in five tasks",
+            "The AlexNet-like trunk is trained on CIFAR-10 for 30 epochs, at one seed in the same way for all rows; then "
+            "each of the five groups of CIFAR-100 is trained for 25 epochs. `lora` has adapters of rank 8 per task. HAT "
+            "gates adapters of rank 40 that the five tasks share, which are as many weights. `frozen` trains heads only. "
+            "Parameters per task are all that a method keeps, the trunk included, divided by the number of tasks.",
+            (
+                Row("LoRA, rank 8", on_a_trunk("lora", trunk="frozen", method_options={"rank": 8})),
+                Row("HAT on adapters, rank 40", on_a_trunk("hat", adapters=40)),
+                Row("HAT on adapters, rank 40, c = 0.1", on_a_trunk("hat", adapters=40, method_options={"c": 0.1})),
+                Row("frozen", on_a_trunk("frozen", trunk="frozen")),
+                Row("independent, from the trunk", on_a_trunk("independent")),
+                Row("independent, from initial weights", on_a_trunk("independent", start="")),
+            ),
+            (ACCURACY, PER_TASK, FORGETTING),
         ),
         Part(
             "recurrent",

@@ -110,6 +110,13 @@ def epochs_to(accuracy: float, task: int) -> Quantity:
     return Quantity(measure, value)
 
 
+def parameters_per_task() -> Quantity:
+    """Return how many parameters a method keeps at the end, those that tasks share included, divided by the tasks."""
+    meaning = "All parameters that the method keeps at the end, divided by the number of tasks."
+    measure = Measure("parameters_per_task", "Parameters per task", "count", meaning)
+    return Quantity(measure, lambda record, _: record.parameters / len(record.tasks))
+
+
 def largest_eigenvalue() -> Quantity:
     """Return the largest eigenvalue of the Hessian of a task's training loss at its end, the mean over tasks."""
     meaning = "How curved the training loss of a task is at its end: the mean over tasks."

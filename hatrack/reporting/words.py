@@ -24,6 +24,10 @@ RUN_OPTIONS = (  # beside those of regime, benchmark and network
     "heads",
     "init",
     "freeze",
+    "weights",
+    "trunk",
+    "adapters",
+    "adapter_layers",
     "train_examples",
     "watch_tasks",
     "pretrain",
@@ -150,11 +154,16 @@ def run_command(spec: Spec, seeds: list[int]) -> str:
         (spec.written, {name: getattr(Spec, name) for name in RUN_OPTIONS}),
         (spec.regime, _defaults(Regime)),
         (spec.benchmark_options, _defaults(BENCHMARKS.get(spec.benchmark))),
-        (spec.network_options, _defaults(NETWORKS.get(spec.network))),
+        (spec.network_options, _defaults(_network(spec.network))),
     ]
     for values, defaults in sources:
         words += _flags(values, defaults)
     return shlex.join([*words, *_seeds(seeds)])
+
+
+def _network(name: str) -> Callable[..., Any] | None:
+    """Return the function that builds a network; None if this version does not know it."""
+    return NETWORKS.find(name) if NETWORKS.in_family(name) else NETWORKS.get(name)
 
 
 def _defaults(entry: Callable[..., Any] | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hatrack.seeds import seeded
 from hatrack.tracing.dependencies import DependencySets
 from hatrack.tracing.gates import Places, tensor_names
-from hatrack.tracing.parameters import gated_parameters
+from hatrack.tracing.parameters import gated_parameters, ungated_weights
 from hatrack.tracing.trace import Trace, Use, elements
 from hatrack.tracing.tracker import DependencyTracker
 from hatrack.tracing.unit_table import UnitTable
@@ -130,7 +130,7 @@ def trace_trunk(
     x = x.detach()[:2].cpu() if len(x) > 1 else torch.cat([x, x]).detach().cpu()
     parameters = dict(twin.named_parameters())
     tracker = DependencyTracker(parameters, x, twin.buffers(), dependencies)
-    trace = Trace(tensor_names(twin), tracker, table)
+    trace = Trace(tensor_names(twin), tracker, table, ungated_weights(twin))
     for name, dim in gated.items():
         trace.gate_parameter(name, parameters[name], dim)
     with torch.no_grad(), tracker, trace:

@@ -21,6 +21,17 @@ GATED = ADDED | {  # and operations that a closed channel passes as 0
 }  # fmt: skip
 
 
+def ungated_weights(trunk: nn.Module) -> set[str]:
+    """Return the names of the weights of a trunk with adapters whose layers need no units.
+
+    These are the second weights of the adapters, which a module names in its attribute `ungated`, and all frozen weights:
+    they can't change, so that no gate has to protect them. In a trunk without adapters all layers have units.
+    """
+    marked = {name: module.ungated for name, module in trunk.named_modules() if hasattr(module, "ungated")}
+    second = {f"{name}.{own}".lstrip(".") for name, ungated in marked.items() for own in ungated}
+    return second | {name for name, p in trunk.named_parameters() if marked and not p.requires_grad}
+
+
 def is_vector(parameter: nn.Parameter) -> bool:
     """Return whether at most one dimension of a parameter is longer than 1."""
     return parameter.numel() == max(parameter.shape, default=1)

@@ -5,7 +5,7 @@ with a gate behind the layer. A layer that is called again, as in a loop over ti
 `gates.ApplyGates` later applies the gates at the same calls; `recurrent.py` has the recurrent layers.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ from hatrack.tracing.recurrent import CELLS, FUSED, FusedGate, trace_cell, trace
 from hatrack.tracing.tracker import DependencyTracker, inside_autograd_function, wrapped
 from hatrack.tracing.unit_table import UnitTable
 
+ALWAYS_OPEN = -1  # stands for the unit that a weight writes if its layer has no units
 READS = {  # functions that read values into Python
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__,
     Tensor.__array__, Tensor.__dlpack__, Tensor.__repr__, Tensor.__format__, Tensor.equal, torch.equal,
@@ -50,7 +51,7 @@ class Use:
         positions: the positions of the parameter elements used (see `DependencyTracker`); None if they are consecutive.
         start: the smallest of these positions.
         shape: the shape of the weights.
-        writes: for every weight, the unit whose value it contributes to.
+        writes: for every weight, the unit whose value it contributes to; ALWAYS_OPEN if that has no gate.
         reads: for every weight, the set id of the input that it is multiplied by.
     """
 
@@ -68,6 +69,7 @@ class Trace(CountedCalls):
         names: the name of every parameter and buffer of the trunk, by `id`.
         tracker: an active tracker, which gets the dependency sets of the layers' results from here.
         table: the units of an earlier trace of the same trunk, if there was one.
+        ungated: the names of the weights whose layers get no units: see `parameters.ungated_weights`.
 
     Attributes:
         table: the units of every layer.
@@ -79,9 +81,15 @@ class Trace(CountedCalls):
             whether this call is a channelwise norm that applies the same gate again.
     """
 
-    def __init__(self, names: dict[int, str], tracker: DependencyTracker, table: UnitTable | None = None) -> None:
+    def __init__(
+        self,
+        names: dict[int, str],
+        tracker: DependencyTracker,
+        table: UnitTable | None = None,
+        ungated: Set[str] = frozenset(),
+    ) -> None:
         super().__init__(names)
-        self.tracker, self.table = tracker, table or UnitTable()
+        self.tracker, self.table, self.ungated = tracker, table or UnitTable(), ungated
         self.uses: list[Use] = []
         self._known_uses: set[Hashable] = set()
         self.norms: set[str] = set()
@@ -140,14 +148,19 @@ class Trace(CountedCalls):
 
     def _trace(self, key: Key, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a traced call and note its units."""
-        if func in RECURRENT and kwargs:
-            return func(*args, **kwargs)  # not as torch's own modules call it
+        if func in RECURRENT and (kwargs or self._is_ungated(args)):
+            return func(*args, **kwargs)  # not as torch's own modules call it, or frozen
         if func in FUSED:
             return trace_fused(self, key, func, args)
         if func in CELLS:
             return trace_cell(self, key, func, args)
         trace = self._trace_layer if func in LAYERS else self._trace_norm if func in NORMS else self._trace_regated
         return trace(key, func, args, kwargs)
+
+    def _is_ungated(self, args: Any) -> bool:
+        """Return whether all parameters of a recurrent layer need no units."""
+        names = [self.names[id(t)] for t in tree_leaves(args) if id(t) in self.names]
+        return bool(names) and all(name in self.ungated for name in names)
 
     def _is_wrapped(self, args: Any, kwargs: Any) -> bool:
         """Return whether an argument is a tensor of `torch.vmap` and the like."""
@@ -188,6 +201,11 @@ class Trace(CountedCalls):
         out = self.run_untracked(func, args, kwargs)
         dim = 1 if convolution else out.dim() - 1
         channels = torch.full((1,), ALWAYS_ACTIVE) if lookup else self.channel_ids(x, 1 if convolution else x.dim() - 1)
+        if any(name in self.ungated for name in self._parameter_of(weight)):
+            if weight.requires_grad:  # a task uses the weights that read one of its units
+                writes, reads = _weight_ends(func, weight.shape, given.get("groups", 1), channels)
+                self.record_use(positions, torch.full_like(writes, ALWAYS_OPEN), reads)
+            return out
         kind = "x @ W" if func in PRODUCTS else "transposed" if func in TRANSPOSED else "lookup" if lookup else ""
         layer = (self.names.get(id(weight)) or elements(positions), kind, out.shape[dim])  # W may be square
         first = self.table.of_layer(layer, self.shown[key], out.shape[dim], self._parameter_of(weight))

@@ -168,6 +168,7 @@ class Units:
         """
         values = values.detach().float().cpu()
         set_values, total = self._set_values(values), self._unused.clone()
+        values = torch.cat([values, torch.ones(1)])  # the last stands for ALWAYS_OPEN
         for use in self._uses:
             least = torch.minimum(values[use.writes], set_values[use.reads]).expand(use.shape).reshape(-1)
             if use.positions is None:

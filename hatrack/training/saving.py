@@ -23,6 +23,7 @@ from hatrack.methods.guarantees import check_digests, close, digest, logits
 from hatrack.methods.method import Method
 from hatrack.methods.parts.task_norms import own_tensors
 from hatrack.networks import NETWORKS
+from hatrack.networks.adapters import lora
 from hatrack.networks.network import Network
 from hatrack.networks.preprocessing import current_name
 from hatrack.options import expect, nearest, parameters, shown
@@ -40,7 +41,13 @@ FIELDS = {
 # Saving
 
 
-def save(method: Method, path: Path | str, *, network: tuple[str, Mapping[str, Any]] | None = None) -> None:
+def save(
+    method: Method,
+    path: Path | str,
+    *,
+    network: tuple[str, Mapping[str, Any]] | None = None,
+    adapters: Mapping[str, Any] | None = None,
+) -> None:
     """Save a method to one file, from which `load(path, trunk)` reads it.
 
     The file is written whole or not at all. If a finished task has changed although the method guarantees that it does
@@ -50,6 +57,7 @@ def save(method: Method, path: Path | str, *, network: tuple[str, Mapping[str, A
         method: the method, with all that it has learned.
         path: the file; a file of this name is replaced.
         network: the name and the options of the library's network that is the trunk; then `load(path)` needs no trunk.
+        adapters: the arguments `rank` and `layers` of `lora`, if that network was given adapters.
 
     Raises:
         ValueError: if the method could not be loaded again, or a finished task has changed.
@@ -76,7 +84,8 @@ def save(method: Method, path: Path | str, *, network: tuple[str, Mapping[str, A
             raise ValueError(f"{name} is of type {type(value).__name__}: only tensors can be kept")
         if name not in method.transient:
             tensors[f"state.{name}"] = value
-    own = {"network": {"name": network[0], "options": dict(network[1])}} if network else {}
+    more = {"adapters": dict(adapters)} if adapters else {}
+    own = {"network": {"name": network[0], "options": dict(network[1]), **more}} if network else {}
     tensor_files.save(path, {**tensors, "example": method.net.example}, {**metadata, **own, "tasks": tasks})
     method.digests = {task: found for task, found in digests.items() if found}
 
@@ -199,16 +208,19 @@ def _own_trunk(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Te
     """Build the trunk that a file describes: one of the library's networks. It is built without memory first, so that a
     wrong number can't make us allocate more than the file holds."""
     network = metadata.get("network")
-    if not isinstance(network, dict) or network.get("name") not in NETWORKS or not isinstance(network.get("options"), dict):
+    name = str(network.get("name")) if isinstance(network, dict) else ""
+    known = name in NETWORKS or NETWORKS.in_family(name)
+    if not isinstance(network, dict) or not known or not isinstance(network.get("options"), dict):
         raise ValueError(f"{path} does not say how its trunk is built: load(path, trunk) takes one")
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in network["options"].items()}
     shape = tuple(tensors["example"].shape[1:])
     try:
         with torch.device("meta"):
-            size = sum(p.numel() for p in NETWORKS[network["name"]](shape, **options).parameters())
+            size = sum(p.numel() for p in NETWORKS.find(name)(shape, **options).parameters())
         if size > sum(tensor.numel() for tensor in tensors.values()):
             raise ValueError(f"it has {size:,} weights, more than the file")
-        return NETWORKS[network["name"]](shape, **options)
+        trunk = NETWORKS.find(name)(shape, **options)
+        return lora(trunk, **network["adapters"]) if network.get("adapters") else trunk
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path}: its trunk can't be built: {_one_line(error)}") from None
 

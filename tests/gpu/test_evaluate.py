@@ -13,7 +13,7 @@ from tests.helpers.toys import toy_tasks
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
-READS_VALUES = ("frozen", "random", "pathnet", "pnn")  # whether a task was learned, its guess, path or column
+READS_VALUES = ("frozen", "lora", "random", "pathnet", "pnn")  # whether a task was learned, its guess, path or column
 QUIET = [name for name in METHODS if name not in READS_VALUES]
 
 

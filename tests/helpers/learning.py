@@ -12,13 +12,13 @@ from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 
 # Methods that guarantee that earlier tasks do not change, bit for bit
-ISOLATED = ["frozen", "independent", "hat", "pmask", "packnet", "pathnet", "pnn"]
+ISOLATED = ["frozen", "independent", "lora", "hat", "pmask", "packnet", "pathnet", "pnn"]
 
 
 UNTRAINED = ["random"]
 
 
-MULTI_ONLY = ["frozen"]
+MULTI_ONLY = ["frozen", "lora"]
 
 
 OPTIMIZERS = {

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hatrack import METHODS, Network, Regime, Trainer
-from tests.helpers.learning import UNTRAINED, every_method, learn, logits, make
+from tests.helpers.learning import MULTI_ONLY, UNTRAINED, every_method, learn, logits, make
 from tests.helpers.toys import toy_tasks
 
 EXCHANGING = ["hat", "pmask", "packnet", "pnn", "independent"]
@@ -64,8 +64,8 @@ def test_a_prediction_waits_until_a_task_is_learned():
 @every_method
 @pytest.mark.parametrize("heads", ["multi", "shared"])
 def test_a_module_of_one_task_answers_like_the_method(name, heads):
-    if name == "frozen" and heads == "shared":
-        pytest.skip("frozen takes no shared head")
+    if name in MULTI_ONLY and heads == "shared":
+        pytest.skip("it needs a head per task")
     tasks = toy_tasks(3)
     method = make(name, tasks, heads=heads)
     learn(method, tasks[:2])

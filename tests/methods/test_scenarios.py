@@ -83,7 +83,7 @@ def test_a_method_is_refused_on_a_network_of_all_classes(name):
 
 
 def test_gates_are_for_the_scenario_task():
-    alone = {"hat", "pmask", "packnet", "pnn", "pathnet", "den", "independent", "frozen"}
+    alone = {"hat", "pmask", "packnet", "pnn", "pathnet", "den", "independent", "frozen", "lora"}
     assert {name for name in METHODS if METHODS[name].scenarios == ("task",)} == alone
 
 

@@ -269,6 +269,7 @@ def normed():
         ("sgd", "0.1, 0.2"),
         ("sgd", "0.[12]"),
         ("frozen", "0"),
+        ("lora", "0"),
         ("joint", "0"),
         ("independent", "0"),
     ],

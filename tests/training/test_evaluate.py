@@ -10,7 +10,7 @@ from hatrack import METHODS, Method, Network, Regime, Split, Task, Trainer, eval
 from hatrack.methods.evaluate import Evaluation, Evaluations, images_per_batch, without_task_id, without_task_ids
 from hatrack.tasks.arrays import normalisation
 from hatrack.tasks.device import all_to_device
-from tests.helpers.learning import learn, make
+from tests.helpers.learning import MULTI_ONLY, learn, make
 from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
 
@@ -139,9 +139,9 @@ def test_nothing_is_read_before_all_data_sets_are_done():
     assert batches == [1000, 1000, 500] * 6
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("frozen", "random", "pathnet", "pnn")])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("frozen", "lora", "random", "pathnet", "pnn")])
 def test_methods_whose_evaluation_reads_nothing(name):
-    """The others read the path, the column or the guess of a task, `frozen` whether a task was learned."""
+    """The others read the path, the column or the guess of a task, `frozen` and `lora` whether a task was learned."""
     tasks = toy_tasks(2)
     method = make(name, tasks).to("meta").eval()
     with pytest.raises(ReadBackError):
@@ -199,7 +199,7 @@ def plain_loop(method, data, tasks):
 @pytest.mark.parametrize("heads", ["multi", "shared"])
 @pytest.mark.parametrize("name", quick_and_slow([name for name in METHODS if name != "random"]))
 def test_without_a_task_id_every_method_is_as_a_plain_loop(name, heads):
-    if name == "frozen" and heads == "shared":
+    if name in MULTI_ONLY and heads == "shared":
         pytest.skip("it needs a head per task")
     tasks = toy_tasks(3)
     method = make(name, tasks, heads=heads)
