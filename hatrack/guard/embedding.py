@@ -43,6 +43,10 @@ class Embedding(nn.Module):
         e.grad, self.held, self.arrivals = None, torch.zeros_like(e), torch.zeros((), device=e.device)
         self.hook = e.register_hook(self._arrive)  # type: ignore[no-untyped-call]
 
+    def follow_device(self) -> None:
+        """Move the gradients that are held to the device of the embedding."""
+        self.held, self.arrivals = self.held.to(self.embedding.device), self.arrivals.to(self.embedding.device)
+
     def close(self) -> None:
         """Stop holding gradients, and drop them."""
         if self.hook is not None:

@@ -4,7 +4,8 @@ HAT with a gate per weight instead of per unit. The paper leaves much open (docs
 specify is as in HAT (https://arxiv.org/abs/1801.01423). Gates of finished tasks are binary and stored as bits.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -122,6 +123,15 @@ class PMASK(Method):
     def weights(self) -> list[nn.Parameter]:
         """Return the parameters that have gates."""
         return [self.net.get_parameter(name) for name in self.names]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move also the prices and what is frozen, when `.to(device)` is called."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = self.net.example.device
+        self.price = self.price.to(device)
+        for freeze in self.freezes:
+            freeze.to(device)
+        return self
 
     def grow(self) -> None:
         """Make masks for every task of the network: before a task is learned, those of its initial embeddings."""
