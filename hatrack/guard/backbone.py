@@ -120,6 +120,15 @@ class GuardedLoad:
         return GuardedLoad(None)
 
 
+def _refuse_replicas(backbone: nn.Module, args: Any) -> None:
+    """Raise an error if nn.DataParallel runs a copy of a backbone on another device: its parameters are no leaves."""
+    if getattr(backbone, "_is_replica", False):
+        raise ValueError(
+            "nn.DataParallel runs copies of the backbone, which have no guard: start one process per GPU instead, with "
+            "DistributedDataParallel (torchrun), or use one GPU"
+        )
+
+
 class Attachment:
     """Replaces the forward pass of a backbone, and adds a module to it, until `remove` is called.
 
@@ -147,7 +156,8 @@ class Attachment:
         self.lock, self.depth = threading.RLock(), 0
         backbone.add_module(GATES, module)
         vars(backbone)["forward"] = self.forward
-        self.load_hook = backbone.register_load_state_dict_pre_hook(GuardedLoad(check))  # type: ignore[no-untyped-call]
+        load = backbone.register_load_state_dict_pre_hook(GuardedLoad(check))  # type: ignore[no-untyped-call]
+        self.hooks = [load, backbone.register_forward_pre_hook(_refuse_replicas)]
 
     @contextmanager
     def bare(self) -> Iterator[None]:
@@ -191,7 +201,8 @@ class Attachment:
         if self.original is not None:
             own["forward"] = self.original
         self.backbone._modules.pop(GATES, None)
-        self.load_hook.remove()
+        for hook in self.hooks:
+            hook.remove()
 
 
 def is_protected(backbone: nn.Module) -> bool:

@@ -58,6 +58,7 @@ def check_load(method: Gated, tasks: Mapping[str, Finished], state: Mapping[str,
     fits = {name: value.to(own[name]) for name, value in state.items() if name in own and own[name].shape == value.shape}
     with exchanged(trunk, fits):
         for name, task in tasks.items():
+            task.sealed.restore()  # the same call may have loaded them a moment ago, if they come before the backbone
             if digest(method, task.number, task.sealed.now()) != task.digest:
                 raise ValueError(
                     f"load_state_dict would change weights that the task {name!r} uses: load a state, such as the best of a "

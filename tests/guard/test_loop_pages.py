@@ -14,8 +14,12 @@ from hatrack.files import tensors
 ROOT = Path(__file__).parent.parent.parent
 PAGES, SCRIPTS = ROOT / "docs" / "loops", ROOT / "docs" / "examples" / "loops"
 SHOWN = {
-    "pytorch": "pytorch", "lightning": "lightning_fit", "accelerate": "accelerate_loop",
-    "transformers": "hf_trainer", "detector": "detector", "ddp": "ddp",
+    "pytorch": "pytorch",
+    "lightning": "lightning_fit",
+    "accelerate": "accelerate_loop",
+    "transformers": "hf_trainer",
+    "detector": "detector",
+    "ddp": "ddp",
 }
 NEEDED = {"lightning_fit": ["lightning"], "accelerate_loop": ["accelerate"], "hf_trainer": ["transformers", "accelerate"]}
 THEIRS = [  # warnings of the libraries themselves

@@ -149,8 +149,9 @@ def test_a_state_that_would_change_a_finished_task_is_refused():
         early = copy.deepcopy(loop.backbone.state_dict())
         loop.train("a", batches)
     loop.answers["a"] = loop.answer("a")
-    whole = nn.ModuleDict({"trunk": loop.backbone})
-    for module, given in ((loop.backbone, early), (whole, {f"trunk.{key}": value for key, value in early.items()})):
+    head = {f"head.{key}": value + 1 for key, value in loop.heads["a"].state_dict().items()}
+    whole = nn.ModuleDict({"head": loop.heads["a"], "trunk": loop.backbone})
+    for module, given in ((loop.backbone, early), (whole, head | {f"trunk.{key}": value for key, value in early.items()})):
         with pytest.raises(ValueError, match=r"load_state_dict would change.*'a'.*guard\.learn") as error:
             module.load_state_dict(given)
         assert "\n" not in str(error.value)
@@ -218,6 +219,17 @@ def test_a_wrapped_backbone_is_known_to_be_protected(tmp_path):
         hr.protect(loop.backbone, loop.optimizer, example=PROBE[:2])
     with pytest.raises(ValueError, match="protected already"):
         hr.load_guard(tmp_path / "a.safetensors", loop.backbone, loop.optimizer)
+
+
+def test_the_copies_of_data_parallel_are_refused():
+    loop = make_loop("mlp")
+    replica = loop.backbone._replicate_for_data_parallel()  # as nn.DataParallel does for every GPU but the first
+    with loop.guard.learn("a", steps=4, own=[loop.heads["a"]]):
+        with pytest.raises(ValueError, match="DistributedDataParallel"):
+            replica(PROBE)
+        loop.train("a", loop.batches(0))
+    loop.guard.remove()
+    assert not loop.backbone._forward_pre_hooks
 
 
 # A backbone that is moved within a block

@@ -73,7 +73,7 @@ def main(folder, device="cpu"):
     backbone = Encoder()
     models = {name: Classifier(backbone, len(classes)) for name, classes in TASKS.items()}
     trainers = {name: make_trainer(model, name, folder, device) for name, model in models.items()}
-    example = torch.tensor([row["input_ids"] for row in trainers["mood"].train_dataset[:4]])
+    example = torch.tensor([row["input_ids"] for row in made_up_texts("mood", 0, 4)], device=trainers["mood"].args.device)
     guard = hr.protect(backbone, [trainer.create_optimizer() for trainer in trainers.values()], example=example)
     before = {}
     for name, trainer in trainers.items():
