@@ -34,6 +34,7 @@ from hatrack.tracing.exchange import functional_call
 
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
 CLOSED = 2e-22  # sigmoid(-50), rounded up
+CHUNK = 2**18  # entries that a CPU works on at a time, so that what it computes in between stays in its cache
 aten = torch.ops.aten
 
 
@@ -270,11 +271,16 @@ class PMASK(Method):
 
     def gate_gradient(self, grad: Tensor, s: Tensor) -> Tensor:
         """Return the gradient by which the embeddings move: that of a loss without the capacity term, which is compensated
-        already, plus c times that of the capacity term. A loop that computes its own loss needs it."""
+        already, plus c times that of the capacity term. It is written over the gradient that is given. A loop that computes
+        its own loss needs it."""
         assert self.embeddings is not None
         e = self.embeddings.detach()
-        a = (s * e).clamp_(-50, 50).sigmoid_()
-        return _times_slope(self.price * (self.smax * self.c), torch.sigmoid(e), a).add_(grad)
+        size = CHUNK if e.device.type == "cpu" else max(1, len(e))
+        parts = (torch.split(vector, size) for vector in (grad, self.price, e))
+        for part, price, own in zip(*parts, strict=True):
+            a = (s * own).clamp_(-50, 50).sigmoid_()
+            part.add_(_times_slope(price * (self.smax * self.c), torch.sigmoid(own), a))
+        return grad
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
         for freeze in self.freezes:

@@ -84,6 +84,7 @@ def test_a_script_runs_and_forgets_nothing(name, tmp_path, capsys):
     check(before, after, capsys.readouterr().out, tmp_path)
 
 
+@pytest.mark.slow  # test_parallel.py has a quick one
 @pytest.mark.skipif(not distributed.is_available() or not distributed.is_gloo_available(), reason="needs gloo")
 def test_the_script_of_several_processes(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
