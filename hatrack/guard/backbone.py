@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -15,7 +15,10 @@ from hatrack.networks.preprocessing import Preprocessing
 from hatrack.tasks.split import TaskId
 
 GATES = "hatrack_gates"  # the name of the guard's module in the backbone
-HIDDEN = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # of the backbone itself
+HIDDEN = (  # hooks of the backbone itself
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    "_load_state_dict_pre_hooks",
+)
 
 
 class Backbone(Network):
@@ -93,6 +96,39 @@ class GuardedForward:
         )
 
 
+class GuardedLoad:
+    """Looks at every state that is loaded into a protected backbone, before it is. A copy of it does nothing.
+
+    Args:
+        check: called with the tensors of the state by their names in the backbone; it raises an error to refuse them.
+    """
+
+    def __init__(self, check: Callable[[dict[str, Tensor]], None] | None) -> None:
+        self.check = check
+
+    def __call__(self, backbone: nn.Module, state: Mapping[str, Any], prefix: str, metadata: Any, *rest: Any) -> None:
+        if self.check is None:
+            return
+        if metadata.get("assign_to_params_buffers"):
+            raise ValueError(
+                "load_state_dict(..., assign=True) replaces the parameters that a guard holds: leave assign out"
+            )
+        found = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        self.check({name: value for name, value in found.items() if isinstance(value, Tensor)})
+
+    def __deepcopy__(self, memo: Any) -> "GuardedLoad":
+        return GuardedLoad(None)
+
+
+def _refuse_replicas(backbone: nn.Module, args: Any) -> None:
+    """Raise an error if nn.DataParallel runs a copy of a backbone on another device: its parameters are no leaves."""
+    if getattr(backbone, "_is_replica", False):
+        raise ValueError(
+            "nn.DataParallel runs copies of the backbone, which have no guard: start one process per GPU instead, with "
+            "DistributedDataParallel (torchrun), or use one GPU"
+        )
+
+
 class Attachment:
     """Replaces the forward pass of a backbone, and adds a module to it, until `remove` is called.
 
@@ -100,18 +136,28 @@ class Attachment:
         backbone: the backbone.
         module: the module to add, with the embedding.
         run: the forward pass to put in place of the backbone's own.
+        check: what looks at every state that is loaded.
         owner: the guard.
 
     Attributes:
         lock: held by the thread that changes or runs the backbone.
     """
 
-    def __init__(self, backbone: nn.Module, module: nn.Module, run: Callable[..., Any], owner: Any) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        module: nn.Module,
+        run: Callable[..., Any],
+        check: Callable[[dict[str, Tensor]], None],
+        owner: Any,
+    ) -> None:
         self.backbone, self.module, self.forward = backbone, module, GuardedForward(run, owner)
         self.original = vars(backbone).get("forward")  # usually none: the class has it
         self.lock, self.depth = threading.RLock(), 0
         backbone.add_module(GATES, module)
         vars(backbone)["forward"] = self.forward
+        load = backbone.register_load_state_dict_pre_hook(GuardedLoad(check))  # type: ignore[no-untyped-call]
+        self.hooks = [load, backbone.register_forward_pre_hook(_refuse_replicas)]
 
     @contextmanager
     def bare(self) -> Iterator[None]:
@@ -155,11 +201,13 @@ class Attachment:
         if self.original is not None:
             own["forward"] = self.original
         self.backbone._modules.pop(GATES, None)
+        for hook in self.hooks:
+            hook.remove()
 
 
 def is_protected(backbone: nn.Module) -> bool:
     """Return whether a guard has been put into a module, or into a part of it."""
-    return any(isinstance(vars(part).get("forward"), GuardedForward) for part in backbone.modules())
+    return any(GATES in part._modules for part in backbone.modules())  # others may have replaced the forward pass since
 
 
 class SharedMode:

@@ -43,6 +43,10 @@ class Embedding(nn.Module):
         e.grad, self.held, self.arrivals = None, torch.zeros_like(e), torch.zeros((), device=e.device)
         self.hook = e.register_hook(self._arrive)  # type: ignore[no-untyped-call]
 
+    def follow_device(self) -> None:
+        """Move the gradients that are held to the device of the embedding."""
+        self.held, self.arrivals = self.held.to(self.embedding.device), self.arrivals.to(self.embedding.device)
+
     def close(self) -> None:
         """Stop holding gradients, and drop them."""
         if self.hook is not None:
@@ -52,18 +56,25 @@ class Embedding(nn.Module):
 
     @torch.no_grad()
     def _arrive(self, grad: Tensor) -> Tensor:
-        """Add a gradient to those that are held, and return the mark in its place."""
+        """Add a gradient to those that are held, and return the mark in its place.
+
+        With PMASK these vectors are as long as all weights together. New memory of that size is slow on a CPU, so the held
+        gradient stays where it is, and the memory of the gradient, which nobody else reads, becomes that of the mark.
+        """
         old = self.embedding.grad
         if old is None:
-            self.held, self.arrivals = grad.clone(), torch.ones_like(self.arrivals)
+            self.held.copy_(grad)
+            self.arrivals.fill_(1)
         else:  # marks of 0: zero_grad(set_to_none=False) was called
-            self.held = torch.where(old != 0, self.held, 0) + grad
+            self.held.masked_fill_(old == 0, 0).add_(grad)
             self.arrivals = torch.where(old[0] != 0, self.arrivals, 0) + 1
-        return torch.full_like(grad, MARK) + 0 * grad.sum()  # NaN if a gradient is infinite, which a GradScaler must see
+        mark = MARK + 0 * grad.sum()  # NaN if a gradient is infinite, which a GradScaler must see
+        ours = not grad.requires_grad and grad.is_contiguous()  # otherwise the graph of a second derivative may have it
+        return (grad if ours else torch.empty_like(self.embedding)).copy_(mark)
 
     @torch.no_grad()
     def take(self, optimizer: Optimizer) -> Tensor | None:
-        """Return the gradient of the loss, not scaled, and clear it; None if there is none.
+        """Return the gradient of the loss, not scaled, and clear it; None if there is none. It is valid until the next one.
 
         Args:
             optimizer: the optimizer whose step this is.
@@ -74,10 +85,12 @@ class Embedding(nn.Module):
         self.embedding.grad = None  # the optimizer leaves alone what has no gradient
         if _skips(optimizer):
             return None
-        held = torch.where(mark != 0, self.held, 0)  # a mark of NaN is no 0
+        cleared, held = mark == 0, self.held  # a mark of NaN is no 0
+        if cleared.is_cuda or cleared.any():  # a GPU would have to wait for the answer, a CPU is quicker with it
+            held.masked_fill_(cleared, 0)
         scaler = _grad_scaler()
         share = _power_of_two(mark[0] / (MARK * self.arrivals)) if scaler is None else 1 / scaler.get_scale()
-        return torch.nan_to_num(held * share, nan=0.0, posinf=0.0, neginf=0.0)
+        return held.mul_(share).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **keywords: Any) -> None:
         """Take the embedding of a state_dict; one from before the backbone was protected has none."""

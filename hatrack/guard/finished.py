@@ -10,6 +10,7 @@ from hatrack.files import tensors as tensor_files
 from hatrack.guard.lesson import Gated
 from hatrack.guard.sealing import Sealed
 from hatrack.methods.guarantees import close, logits
+from hatrack.tracing.exchange import exchanged
 
 TOLERANCE = 1e-2  # of answers, as a share of the largest: the device and the build of torch decide the last bits
 
@@ -47,6 +48,22 @@ class Finished:
 def digest(method: Gated, number: int, own: Mapping[str, Tensor]) -> str:
     """Return a digest of all that a task uses: weights between its units, gates, norms, modules of its own."""
     return tensor_files.digest({**method.used_by(number), **{f"own {name}": tensor for name, tensor in own.items()}})
+
+
+@torch.no_grad()
+def check_load(method: Gated, tasks: Mapping[str, Finished], state: Mapping[str, Tensor]) -> None:
+    """Raise an error that names the task if one would change by loading a state into the backbone, which must be bare."""
+    trunk = method.net.trunk
+    own = {**dict(trunk.named_parameters()), **dict(trunk.named_buffers())}
+    fits = {name: value.to(own[name]) for name, value in state.items() if name in own and own[name].shape == value.shape}
+    with exchanged(trunk, fits):
+        for name, task in tasks.items():
+            task.sealed.restore()  # the same call may have loaded them a moment ago, if they come before the backbone
+            if digest(method, task.number, task.sealed.now()) != task.digest:
+                raise ValueError(
+                    f"load_state_dict would change weights that the task {name!r} uses: load a state, such as the best of a "
+                    f"task, within its block `with guard.learn(name, ...)`; hr.load_guard loads all that was learned"
+                )
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hatrack.guard import checks
 from hatrack.guard.backbone import Attachment, SharedMode, evaluating
 from hatrack.guard.embedding import Embedding
-from hatrack.guard.finished import Finished
+from hatrack.guard.finished import Finished, check_load
 from hatrack.guard.learning import begin, finish, follow_device, make_room, warn_about_statistics, warn_about_the_end
 from hatrack.guard.lesson import Gated, Lesson, gate_count
 from hatrack.guard.rollback import Rollback
@@ -51,8 +51,9 @@ class Guard:
         self.backbone, self.method = backbone, method
         self.tasks: dict[str, Finished] = {}
         self.module = Embedding(gate_count(method), method.net.example.device)
-        self.attachment = Attachment(backbone, self.module, self._forward, self)
+        self.attachment = Attachment(backbone, self.module, self._forward, self._check_load, self)
         self.lesson: Lesson | None = None
+        self.before: Rollback | None = None  # what restores the state before the task that is being learned
         self.local = threading.local()  # `task`: what this thread uses
         self.removed = False
         self.shared_mode = SharedMode()  # of all blocks of `use` that are open
@@ -100,23 +101,22 @@ class Guard:
             with self.attachment.bare():
                 number = make_room(self.method, self.module.embedding.device)
             self.lesson = lesson = Lesson(self.method, self.module, name, number, steps, modules)
-        before: Rollback | None = None
         try:
             with self.attachment.bare():
-                before = begin(lesson, self.tasks, self.steps.optimizers)
+                self.before = before = begin(lesson, self.tasks, self.steps.optimizers)
             self.method.warn_if_full(name)
-            with without_autocast_cache():
+            with without_autocast_cache(), self.steps.watching(self.backbone):
                 yield
             with self.attachment.bare():
                 self.tasks[name] = finish(lesson, self.tasks, settle)
         except BaseException:
-            if before is not None:
+            if self.before is not None:
                 with self.attachment.bare():
                     lesson.close()
-                    before.restore()
+                    self.before.restore()
             raise
         finally:
-            self.lesson = None
+            self.lesson = self.before = None
         warn_about_the_end(lesson, before, self.tasks)
 
     # The forward pass
@@ -218,13 +218,18 @@ class Guard:
             write(Path(path), self.method, self.tasks)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        """Guard the steps of one more optimizer, such as a new one for a new task.
+        """Guard the steps of one more optimizer, such as a new one for a new task; also within a block of learning.
 
         Args:
-            optimizer: the optimizer; it may hold parameters of the backbone, of heads, or both.
+            optimizer: the optimizer; it may hold parameters of the backbone, of heads, or both. The guard does not keep it
+                alive: one that nobody else holds is forgotten.
         """
-        self._require_idle("add_optimizer")
-        self.steps.add(checks.bare_optimizer(optimizer), self.backbone)
+        if self.lesson is None:
+            self._require_idle("add_optimizer")
+        found = checks.bare_optimizer(optimizer)
+        self.steps.add(found, self.backbone)
+        if self.before is not None:
+            self.before.add(found)
 
     def remove(self) -> None:
         """Make the backbone a plain module and the optimizers plain optimizers again; the guard is of no use afterwards."""
@@ -238,6 +243,16 @@ class Guard:
     def _current(self) -> tuple[Lesson | None, list[Sealed]]:
         """Return the task that is being learned, and the modules that are sealed, for the hooks of optimizers."""
         return self.lesson, [task.sealed for task in self.tasks.values()]
+
+    def _check_load(self, state: dict[str, Tensor]) -> None:
+        """Raise an error if a state that is loaded outside of a block would change a finished task.
+
+        Within a block of learning all may be loaded, as by a loop that loads its best state: the bits of finished tasks are
+        restored when the block ends.
+        """
+        if self.lesson is None and not self.removed:
+            with self.attachment.bare():
+                check_load(self.method, self.tasks, state)
 
     def _require_idle(self, what: str) -> None:
         """Raise an error if the guard was removed, or if a task is being learned or used."""

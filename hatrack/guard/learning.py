@@ -68,6 +68,7 @@ def finish(lesson: Lesson, tasks: Mapping[str, Finished], settle: Iterable[Any] 
     Returns:
         The finished task.
     """
+    lesson.follow_device()
     method, own = lesson.method, tensors_of(lesson.own)
     if not lesson.done:
         raise ValueError(

@@ -64,8 +64,20 @@ class Lesson:
         place = Batch(torch.empty(0), torch.empty(0), self.number, step, steps, step / steps)
         self.s = hardness(place, self.method.smax, self.method.anneal).to(self.module.embedding.device)
 
+    def follow_device(self) -> None:
+        """Move everything to the device of the backbone, if a loop has moved it since, as Lightning does around `fit`."""
+        device = self.module.embedding.device
+        if self.s.device != device:
+            self.method.to(device)
+            self.module.follow_device()
+            self.s = self.s.to(device)
+            self.probes = Probes(
+                {task: images.to(device) for task, images in self.probes.images.items()}, self.probes.logits
+            )
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the features, in training mode with soft gates, in evaluation mode as if the task ended now."""
+        self.follow_device()
         if not self.method.net.trunk.training:
             return self.method.forward(x, self.number)
         self.group = parallel.group_of(self.module.embedding) or self.group
@@ -74,9 +86,11 @@ class Lesson:
     @torch.no_grad()
     def before_step(self, optimizer: Optimizer) -> None:
         """Mask the gradients of what finished tasks use, and take the embedding's gradient away from the optimizer."""
+        self.follow_device()
         for freeze in self.method.frozen_weights():
             _mask(freeze)
-        self.grad = self.module.take(optimizer)
+        taken = self.module.take(optimizer)
+        self.grad = self.grad if taken is None else taken  # a step may call that of its base class: hooks run twice then
 
     @torch.no_grad()
     def after_step(self, optimizer: Optimizer) -> None:
@@ -91,7 +105,8 @@ class Lesson:
 
     def _share(self, optimizer: Optimizer) -> float:
         """Return the learning rate as a share of its largest value so far: the gates' rate follows a schedule."""
-        rate = max(float(group.get("lr", 1.0)) for group in optimizer.param_groups)
+        rates = [group.get("lr", 1.0) for group in optimizer.param_groups]
+        rate = max(1.0 if given is None else float(given) for given in rates)  # None: an optimizer that finds its own
         peak = self.peaks[id(optimizer)] = max(rate, self.peaks.get(id(optimizer), 0.0))
         return rate / peak if peak > 0 else 1.0
 

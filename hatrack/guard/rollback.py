@@ -67,19 +67,29 @@ class Rollback:
         self.hidden = [HiddenState(method), HiddenState(nn.ModuleList(own))]
         parts = [*method.net.trunk.modules(), *(part for module in own for part in module.modules())]
         self.modes = [(part, part.training) for part in parts]
-        known = {id(t) for t in (*method.parameters(), *method.buffers(), embedding)}
-        self.own = [(t, t.detach().clone()) for t in tensors_of(own).values() if id(t) not in known]
-        known |= {id(t) for t, _ in self.own}
-        held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-        self.others = [(p, p.detach().clone()) for p in held if id(p) not in known]
-        self.grads = [*method.parameters(), *held, *(t for t, _ in self.own)]
-        self.optimizers = [OptimizerState(optimizer) for optimizer in optimizers]
+        self.modules, now = own, tensors_of(own)
+        self.own = {name: tensor.detach().clone() for name, tensor in now.items()}
+        self.known = {id(t) for t in (*method.parameters(), *method.buffers(), embedding, *now.values())}
+        self.others: list[tuple[Tensor, Tensor]] = []  # parameters that optimizers hold besides, and their values
+        self.grads: list[Tensor] = [*method.parameters(), *now.values()]
+        self.optimizers: list[OptimizerState] = []
+        for optimizer in optimizers:
+            self.add(optimizer)
+
+    def add(self, optimizer: Optimizer) -> None:
+        """Note also the state of an optimizer that is made later, and the parameters that it holds."""
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        self.others += [(p, p.detach().clone()) for p in held if id(p) not in self.known]
+        self.known |= {id(p) for p in held}
+        self.grads += held
+        self.optimizers.append(OptimizerState(optimizer))
 
     @torch.no_grad()
     def restore(self) -> None:
         """Give everything the state that it had, and drop all gradients. The backbone must be bare."""
         roll_back(self.method, self.state)
-        for tensor, value in (*self.own, *self.others):
+        now = tensors_of(self.modules)  # a module that is moved to another device has new buffers
+        for tensor, value in (*((now[name], value) for name, value in self.own.items()), *self.others):
             tensor.data.copy_(value)
         for hidden in self.hidden:
             hidden.restore()
@@ -96,4 +106,4 @@ class Rollback:
         Args:
             sealed: the parameters of finished tasks, by `id`.
         """
-        return sum(id(p) not in sealed and not torch.equal(p, value) for p, value in self.others)
+        return sum(id(p) not in sealed and not torch.equal(p, value.to(p.device)) for p, value in self.others)

@@ -1,11 +1,14 @@
 """Hooks around the steps of optimizers: gradients are masked before a step, and bits are restored after it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hatrack.guard.backbone import eagerly
 from hatrack.guard.checks import held_by
@@ -31,9 +34,14 @@ class GuardedSteps:
         current: Callable[[], tuple[Lesson | None, list[Sealed]]],
     ) -> None:
         self.module, self.stopped, self.current = module, stopped, current
-        self.optimizers: list[Optimizer] = []
+        self.known: list[ReferenceType[Optimizer]] = []
         self.hooks: list[Any] = []
-        self.joined: list[Optimizer] = []  # those that hold the embedding because of us
+        self.joined: list[ReferenceType[Optimizer]] = []  # those that hold the embedding because of us
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers that still exist: whoever makes a new one for every task drops the old ones."""
+        return [optimizer for one in self.known if (optimizer := one()) is not None]
 
     def add(self, optimizer: Optimizer, backbone: nn.Module) -> None:
         """Guard the steps of an optimizer."""
@@ -42,8 +50,8 @@ class GuardedSteps:
         held, e = held_by(optimizer), self.module.embedding
         if id(e) not in held and any(id(p) in held for p in backbone.parameters()):
             optimizer.param_groups[0]["params"].append(e)  # a group of its own would disturb schedulers
-            self.joined.append(optimizer)
-        self.optimizers.append(optimizer)
+            self.joined.append(ref(optimizer))
+        self.known.append(ref(optimizer))
         self.hooks.append(optimizer.register_step_pre_hook(eagerly(self._before)))
         self.hooks.append(optimizer.register_step_post_hook(eagerly(self._after)))
 
@@ -51,9 +59,30 @@ class GuardedSteps:
         """Remove all hooks, and the embedding from the optimizers."""
         for hook in self.hooks:
             hook.remove()
-        for optimizer in self.joined:
-            for group in optimizer.param_groups:
+        for optimizer in (one() for one in self.joined):
+            for group in [] if optimizer is None else optimizer.param_groups:
                 group["params"][:] = [p for p in group["params"] if p is not self.module.embedding]
+
+    @contextmanager
+    def watching(self, backbone: nn.Module) -> Iterator[None]:
+        """Within the block a step of an optimizer that holds the backbone's parameters, but is not the guard's, is refused.
+
+        Otherwise a library that makes its own optimizer would train for hours before the end of the block shows it.
+        """
+        shared = {id(p) for p in backbone.parameters()}
+
+        def look(optimizer: Optimizer, args: Any, keywords: Any) -> None:
+            if not any(optimizer is known for known in self.optimizers) and shared.intersection(held_by(optimizer)):
+                raise ValueError(
+                    f"a step of an optimizer ({type(optimizer).__name__}) that trains the backbone and is not one of the "
+                    "guard: call guard.add_optimizer(optimizer) where it is made"
+                )
+
+        hook = register_optimizer_step_pre_hook(eagerly(look))
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def _before(self, optimizer: Optimizer, args: Any, keywords: Any) -> Any:
         lesson, _ = self.current()

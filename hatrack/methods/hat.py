@@ -142,9 +142,13 @@ class HAT(Method):
         self.grow()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move also the tables of units, when `.to(device)` is called."""
+        """Move also the tables of units and what is frozen, when `.to(device)` is called."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.units.to(self.net.example.device)
+        device = self.net.example.device
+        self.units.to(device)
+        self.used = self.used.to(device)
+        for freeze in self.frozen_weights():
+            freeze.to(device)
         return self
 
     def grow(self) -> None:

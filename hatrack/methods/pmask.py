@@ -4,7 +4,8 @@ HAT with a gate per weight instead of per unit. The paper leaves much open (docs
 specify is as in HAT (https://arxiv.org/abs/1801.01423). Gates of finished tasks are binary and stored as bits.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from hatrack.tracing.exchange import functional_call
 
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
 CLOSED = 2e-22  # sigmoid(-50), rounded up
+CHUNK = 2**18  # entries that a CPU works on at a time, so that what it computes in between stays in its cache
 aten = torch.ops.aten
 
 
@@ -122,6 +124,15 @@ class PMASK(Method):
     def weights(self) -> list[nn.Parameter]:
         """Return the parameters that have gates."""
         return [self.net.get_parameter(name) for name in self.names]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move also the prices and what is frozen, when `.to(device)` is called."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = self.net.example.device
+        self.price = self.price.to(device)
+        for freeze in self.freezes:
+            freeze.to(device)
+        return self
 
     def grow(self) -> None:
         """Make masks for every task of the network: before a task is learned, those of its initial embeddings."""
@@ -260,11 +271,16 @@ class PMASK(Method):
 
     def gate_gradient(self, grad: Tensor, s: Tensor) -> Tensor:
         """Return the gradient by which the embeddings move: that of a loss without the capacity term, which is compensated
-        already, plus c times that of the capacity term. A loop that computes its own loss needs it."""
+        already, plus c times that of the capacity term. It is written over the gradient that is given. A loop that computes
+        its own loss needs it."""
         assert self.embeddings is not None
         e = self.embeddings.detach()
-        a = (s * e).clamp_(-50, 50).sigmoid_()
-        return _times_slope(self.price * (self.smax * self.c), torch.sigmoid(e), a).add_(grad)
+        size = CHUNK if e.device.type == "cpu" else max(1, len(e))
+        parts = (torch.split(vector, size) for vector in (grad, self.price, e))
+        for part, price, own in zip(*parts, strict=True):
+            a = (s * own).clamp_(-50, 50).sigmoid_()
+            part.add_(_times_slope(price * (self.smax * self.c), torch.sigmoid(own), a))
+        return grad
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
         for freeze in self.freezes:

@@ -37,6 +37,10 @@ class Freeze:
         self.free = torch.empty_like(values, dtype=kind).copy_(torch.where(frozen, 0, -1))  # -1 has all bits set
         self.frozen_bits = values.view(self.integer) & ~self.free
 
+    def to(self, device: torch.device) -> None:
+        """Move to the device to which the parameter was moved."""
+        self.free, self.frozen_bits = self.free.to(device), self.frozen_bits.to(device)
+
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
