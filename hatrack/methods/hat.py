@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
+from hatrack.methods.growth.grow import try_growth
+from hatrack.methods.growth.growth import GrowBelowOption, GrowByOption, GrowOption, Growth, to_present
+from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
 from hatrack.methods.parts.annealing import Anneal, hardness
 from hatrack.methods.parts.freeze import Freeze
@@ -99,6 +102,9 @@ class HAT(Method):
         ] = "freeze",
         leave: Annotated[str, Option("parts to hold whole after the first task, as patterns separated by commas")] = "",
         probes: ProbesOption = 0,
+        grow: GrowOption = "off",
+        grow_below: GrowBelowOption = 0.1,
+        grow_by: GrowByOption = 0.5,
     ) -> None:
         super().__init__(net)
         self.options = check(HAT, locals())
@@ -124,7 +130,9 @@ class HAT(Method):
         self.learning = 0  # the task being learned; it and the next two are set by `learn_task`
         self.freezes: list[PartialFreeze] = []
         self.used = torch.zeros(self.units.count)  # the largest gate of finished tasks, for every unit
-        self.grow()
+        self.growth = Growth()
+        self.on_new_tasks()
+        try_growth(self)
 
     def _warn_if_held(self) -> None:
         """Warn if much of the trunk can't be followed, so that later tasks could hardly learn."""
@@ -144,7 +152,7 @@ class HAT(Method):
         self.units.to(self.net.example.device)
         return self
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         """Make embeddings and gates for every task of the network."""
         self.norms.grow(len(self.net.classes))
         for task in range(len(self.embeddings), len(self.net.classes)):
@@ -173,9 +181,14 @@ class HAT(Method):
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         if isinstance(task, Tensor):
             return grouped(self, x, task)
+        if (old := self.growth_of(task)) is not None:  # the task was learned before the trunk was widened
+            return self.net.head(old.run(self.net, x, self.norms.of(task), self.final_gates(task)), task)
         return self.net.head(self.units.run(x, self.final_gates(task), self.norms.of(task)), task)
 
     def served(self, task: int) -> ServedTask:
+        if (old := self.growth_of(task)) is not None:
+            trunk, gates = old.filled(self.net, self.norms.of(task)), self.final_gates(task)[old.places.units]
+            return ServedNetwork(self.net, task, {}, old.units, gates, trunk)
         norms = {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
         return ServedNetwork(self.net, task, norms, self.units, self.final_gates(task))
 
@@ -201,7 +214,7 @@ class HAT(Method):
         self.used = torch.stack([torch.zeros_like(self.embeddings[0]), *finished]).amax(0)
         self.freezes = []
         protected = [self.used] if self.protect == "paper" or not finished else finished  # all tasks together, or each
-        spread = [self.units.weight_masks(gates) for gates in protected]
+        spread = [self.units.weight_masks(gates) for gates in protected] + self._masks_of_generations()
         for name, parameter in self.net.trunk.named_parameters():
             if name in self.units.traced:
                 self._freeze(parameter, torch.stack([weights[name] for weights in spread]).amax(0), empty=not finished)
@@ -211,6 +224,20 @@ class HAT(Method):
             self._freeze(head.get_parameter("weight"), features.expand_as(head.get_parameter("weight")), empty=not finished)
             bias = torch.ones(()) if finished else torch.zeros(())
             self._freeze(head.get_parameter("bias"), bias, empty=not finished)
+
+    def _masks_of_generations(self) -> list[dict[str, Tensor]]:
+        """Return masks of the weights that tasks use which were learned at an earlier width of the trunk."""
+        shapes = {name: p.shape for name, p in self.net.trunk.named_parameters()}
+        result = []
+        for old, tasks in self.growth.all() if self.growth is not None else ():
+            finished = [self.gates[t][old.places.units].float() for t in tasks if self.done[t]]
+            together = [torch.stack(finished).amax(0)] if finished and self.protect == "paper" else finished
+            for gates in together:
+                wide = {name: torch.zeros(shape) for name, shape in shapes.items()}
+                for name, mask in old.units.weight_masks(gates).items():
+                    old.places.to(mask.device).put(name, wide[name], mask)
+                result.append(wide)
+        return result
 
     def _freeze(self, parameter: nn.Parameter, share: Tensor, *, empty: bool) -> None:
         """Freeze entries of a parameter by their share: 1 completely, 0 not at all, between them with soft masks only."""
@@ -262,14 +289,20 @@ class HAT(Method):
         """Return the weights between its units, its gates, norms and head. Soft gates and shared norms guarantee nothing."""
         if self.kind == "soft" or (self.norms.shared and self.norms.names):
             return {}
-        gates, trunk = self.gates[task].float().cpu(), dict(self.net.trunk.named_parameters())
-        masks = {name: share == 1 for name, share in self.units.weight_masks(gates).items() if name in self.units.traced}
+        old, units, gates = self.growth_of(task), self.units, self.gates[task]
+        trunk: dict[str, Tensor] = dict(self.net.trunk.named_parameters())
+        tensors = None
+        if old is not None:  # all at the width that it was learned at
+            trunk = tensors = old.tensors(self.net.trunk)
+            units, gates = old.units, gates[old.places.units]
+        open_gates = gates.float().cpu()
+        masks = {name: share == 1 for name, share in units.weight_masks(open_gates).items() if name in units.traced}
         own = {f"trunk.{name}": torch.where(mask.to(trunk[name].device), trunk[name], 0) for name, mask in masks.items()}
         own |= {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
         if self.net.shared:
             weight = self.net.heads[0].get_parameter("weight")
-            own["heads.0.weight"] = torch.where((self.units.feature_masks(gates) == 1).to(weight.device), weight, 0)
-        return {**self.used_of_network(task, own), "gates": self.gates[task]}
+            own["heads.0.weight"] = torch.where((self.units.feature_masks(open_gates) == 1).to(weight.device), weight, 0)
+        return {**self.used_of_network(task, own, tensors), "gates": gates}
 
     @torch.no_grad()
     def release(self, task: int) -> None:
@@ -281,10 +314,34 @@ class HAT(Method):
         self.net.check_task_id(task)
         self.make_room()
         self.forget_task(task)
+        to_present(self, task)
         self.done[task], self.gates[task] = False, 0
         self.embeddings[task].copy_(self._initial_embedding(task))
         self.norms.reset(self.net, task)
         self.net.reset_head(task)
+
+    # Growing
+
+    def units_of(self, trunk: nn.Module) -> Units:
+        """Return the units of a trunk, traced with the options of this method."""
+        if trunk is self.units.trunk:
+            return self.units
+        given = self.options["on_unknown"], self.options["leave"]
+        return Units(trunk, self.net.example, on_unknown=given[0], leave=given[1])
+
+    def on_growth(self, wider: Wider) -> None:
+        """Make units, norms, gates and embeddings of the wider trunk. Finished tasks use none of its new units."""
+        self.units, device = wider.units, self.net.example.device
+        self.units.to(device)
+        self.held, self.frozen = self.units.held_whole(), self.units.frozen().to(device)
+        self.norms = TaskNorms(self.net, shared=self.norms.shared, more=sorted(self.units.per_task))
+        gates, places = self.gates.new_zeros(len(self.gates), self.units.count), wider.places.units
+        gates[:, places] = self.gates
+        embeddings = [self._initial_embedding(task).to(device) for task in range(len(gates))]
+        for new, before, done in zip(embeddings, self.embeddings, self.done.tolist(), strict=True):
+            if done:
+                new[places] = before.detach()
+        self.gates, self.embeddings = gates, nn.ParameterList(embeddings)
 
     def layer_masks(self, task: int) -> dict[str, Tensor]:
         """Return which units of every layer a task uses: bools (units of the layer,), by the layer's name."""

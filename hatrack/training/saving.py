@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from hatrack._version import __version__
 from hatrack.files import tensors as tensor_files
 from hatrack.methods import METHODS
+from hatrack.methods.growth.growth import STEPS
 from hatrack.methods.guarantees import check_digests, close, digest, logits
 from hatrack.methods.method import Method
 from hatrack.methods.parts.task_norms import own_tensors
@@ -123,7 +124,7 @@ def _describe(method: Method) -> dict[str, Any]:
         "kind": KIND,
         "format": FORMAT,
         "method": METHODS.name_of(kind),
-        "options": method.options,
+        "options": _options(method),
         "classes": net.classes,
         "built": tasks,  # so many tasks were known when the method was built: it may depend on it
         "heads": net.kind,
@@ -133,6 +134,12 @@ def _describe(method: Method) -> dict[str, Any]:
         "stopped": stopped,  # parameters of the trunk that took no gradient then
         "versions": {"hatrack": __version__, "torch": torch.__version__},
     }
+
+
+def _options(method: Method) -> dict[str, Any]:
+    """Return the options of a method, without younger ones that have their default: older versions don't know them."""
+    known = {name: p for name, p in parameters(type(method)).items() if p.option.added}
+    return {name: v for name, v in method.options.items() if name not in known or v != known[name].default}
 
 
 # Loading
@@ -171,7 +178,8 @@ def load(path: Path | str, trunk: nn.Module | None = None, *, method: type[Metho
     state = {name.removeprefix("state."): value for name, value in tensors.items() if name.startswith("state.")}
     kind = _class(path, metadata["method"], method)
     own = {name.removeprefix("net.trunk."): value for name, value in state.items() if name.startswith("net.trunk.")}
-    if wrong := tensor_files.differences(own, trunk.state_dict()):
+    grown = f"growth.{STEPS}" in state  # then the trunk is given as it was first, and is widened before it is filled
+    if wrong := "" if grown else tensor_files.differences(own, trunk.state_dict()):
         raise ValueError(f"{path}: the trunk is not like the one that was saved: {wrong}")
     built = _build(path, kind, trunk, tensors["example"], metadata)
     try:
