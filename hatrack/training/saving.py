@@ -26,7 +26,7 @@ from hatrack.methods.parts.task_norms import own_tensors
 from hatrack.networks import NETWORKS
 from hatrack.networks.network import Network
 from hatrack.networks.preprocessing import current_name
-from hatrack.options import expect, nearest, parameters, shown
+from hatrack.options import expect, nearest, parameters, shown, without_added_defaults
 
 FORMAT = 1
 KIND = "method"
@@ -124,7 +124,7 @@ def _describe(method: Method) -> dict[str, Any]:
         "kind": KIND,
         "format": FORMAT,
         "method": METHODS.name_of(kind),
-        "options": _options(method),
+        "options": without_added_defaults(type(method), method.options),
         "classes": net.classes,
         "built": tasks,  # so many tasks were known when the method was built: it may depend on it
         "heads": net.kind,
@@ -134,12 +134,6 @@ def _describe(method: Method) -> dict[str, Any]:
         "stopped": stopped,  # parameters of the trunk that took no gradient then
         "versions": {"hatrack": __version__, "torch": torch.__version__},
     }
-
-
-def _options(method: Method) -> dict[str, Any]:
-    """Return the options of a method, without younger ones that have their default: older versions don't know them."""
-    known = {name: p for name, p in parameters(type(method)).items() if p.option.added}
-    return {name: v for name, v in method.options.items() if name not in known or v != known[name].default}
 
 
 # Loading
