@@ -1,4 +1,4 @@
-"""A generation: the trunk at an earlier width, for the tasks that were learned at it. Its weights are slices of the present's.
+"""A generation: the trunk at an earlier width, for the tasks learned at it. Its weights are slices of the present trunk's.
 
 A product of wide matrices rounds otherwise than that of narrow ones, so a finished task must run at the width it was learned
 at, on contiguous copies. The generation's modules have no weights of their own: these are copied out of the wider trunk for

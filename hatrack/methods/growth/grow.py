@@ -122,7 +122,7 @@ def begin_task(method: "Method", task: Task) -> None:
         named = [f"{name} from {old} to {new} units" for name, (old, new) in grown.items()]
         few = ", ".join(named[:LISTED]) + (f", ... ({len(named)} layers)" if len(named) > LISTED else "")
         found = ", ".join(scarce[:LISTED]) + (" ..." if len(scarce) > LISTED else "")
-        warnings.warn(f"task {task.name!r} finds under {below:.0%} free in {found}: grown: {few}", stacklevel=5)
+        warnings.warn(f"task {task.name!r} finds under {below:.0%} free in {found}; widened: {few}", stacklevel=5)
 
 
 def _grow_some(method: "Method", by: Mapping[str, float], *, but: int | None) -> dict[str, tuple[int, int]]:

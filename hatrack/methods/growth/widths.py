@@ -1,8 +1,8 @@
 """New widths: which layers must grow together, and by how much, so that the shapes of a trunk still fit.
 
 Layers whose results are added, a norm and what it normalises, a convolution in groups and its input, and the layers of one
-recurrent or attention module grow in the same proportion. A width stays a multiple of what it is divided into: a group, or an
-attention head, keeps its number of channels, and there are more groups and heads.
+recurrent or attention module grow in the same proportion. A width stays a multiple of what it is divided into: a group or an
+attention head keeps its number of channels, and there are more groups and heads.
 """
 
 import math
