@@ -47,6 +47,7 @@ class Labels(NamedTuple):
         dims: the labels of every dimension that has some, by the name of the tensor and the number of the dimension.
         grouped: the convolutions in groups.
         norm_units: of every unit of a norm the dependency set of its input.
+        sources: the same, and of every unit of a convolution in groups the dependency set of what its group reads.
         features: the label of every feature.
     """
 
@@ -54,6 +55,7 @@ class Labels(NamedTuple):
     dims: dict[tuple[str, int], list[Label]]
     grouped: list[Grouped]
     norm_units: dict[int, Set]
+    sources: dict[int, Set]
     features: list[Label]
 
     def layer_of(self) -> list[str]:
@@ -85,7 +87,8 @@ def labels_of(units: Units) -> Labels:
         if len(set(found)) > 1 and not any(known == name for known, _ in dims):
             dims[name, dim] = [(s,) for s in found]
     features: list[Label] = [(sets[k],) for k in units.features.flatten().tolist()]
-    return Labels(units.layers, dims, [*_grouped(units, sets)], units.norm_units, features)
+    sources = {**units.norm_units, **_sources(units, sets)}
+    return Labels(units.layers, dims, [*_grouped(units, sets)], units.norm_units, sources, features)
 
 
 def _arrays(units: Units) -> list[tuple[Tensor, Tensor]]:
@@ -111,7 +114,7 @@ def _arrays(units: Units) -> list[tuple[Tensor, Tensor]]:
 def _kind(use: Use) -> str:
     """Return whether a use is that of a convolution in groups, in which both ends depend on one dimension."""
     both = [d for d in range(min(use.writes.dim(), 1)) if use.writes.shape[d] > 1 and use.reads.shape[d] > 1]
-    if not both or not _varies(use.reads.reshape(-1)):
+    if not both or not _varies(use.reads.reshape(-1)) or not _varies(use.writes.flatten(1)[:, 0]):
         return ""
     return "transposed" if use.writes.dim() > 1 and use.writes.shape[1] > 1 else "grouped"
 
@@ -135,3 +138,15 @@ def _grouped(units: Units, sets: list[Set]) -> Iterator[Grouped]:
             groups = 1 + int((side[1:] != side[:-1]).sum())
             outputs, inputs = use.writes.unique().tolist(), use.reads.unique().tolist()  # type: ignore[no-untyped-call]
             yield Grouped(owner[0] if owner else "", groups, outputs, [sets[k] for k in inputs])
+
+
+def _sources(units: Units, sets: list[Set]) -> dict[int, Set]:
+    """Return for every unit of a convolution in groups what its group reads."""
+    found: dict[int, Set] = {}
+    for use in filter(_kind, units.uses):
+        ends = (end.flatten(2)[:, :, 0] if end.dim() > 2 else end for end in (use.writes, use.reads))
+        writes, reads = torch.broadcast_tensors(*ends)  # type: ignore[no-untyped-call]
+        for unit, k in zip(writes.flatten().tolist(), reads.flatten().tolist(), strict=True):
+            one, two = found.get(unit, frozenset()), sets[k]
+            found[unit] = None if one is None or two is None else one | two
+    return found

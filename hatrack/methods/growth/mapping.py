@@ -53,7 +53,7 @@ class Places(NamedTuple):
         wide[tuple(index) if index else ...] = narrow.to(wide)
 
 
-def match(narrow: Labels, wide: Labels, *, parts: bool) -> Places:
+def match(narrow: Labels, wide: Labels, *, parts: bool, groups: bool) -> Places:
     """Return the places of a narrow trunk in a wide one; raise a ValueError if the traces don't correspond.
 
     Args:
@@ -61,10 +61,11 @@ def match(narrow: Labels, wide: Labels, *, parts: bool) -> Places:
         wide: those of the wide one.
         parts: layers that are split into equal parts, as one of queries, keys and values, have grown within every part;
             otherwise all their new units are behind the old ones.
+        groups: the units of convolutions in groups follow the channels that they read.
     """
     if len(narrow.layers) != len(wide.layers) or narrow.dims.keys() != wide.dims.keys():
         raise ValueError("the wider trunk calls other layers than before")
-    units = _units(narrow, wide, parts)
+    units = _units(narrow, wide, parts, groups)
     back = {new: old for old, new in units.items()}
     dims = {}
     for key, labels in narrow.dims.items():
@@ -77,23 +78,50 @@ def match(narrow: Labels, wide: Labels, *, parts: bool) -> Places:
     return Places(torch.tensor([units[u] for u in range(len(units))]), dims)
 
 
-def _units(narrow: Labels, wide: Labels, parts: bool) -> dict[int, int]:
-    """Return the wide unit of every narrow one, layer by layer; those of a norm by what the norm is applied to."""
-    units: dict[int, int] = {}
-    split = parts_of(narrow)
-    for name, old, new in zip(narrow.layers, narrow.layers.values(), wide.layers.values(), strict=True):
-        count, grown = old.stop - old.start, new.stop - new.start
-        if any(narrow.norm_units.get(u) for u in range(old.start, old.stop)):
-            back = {b: a for a, b in units.items()}
-            own, others = ([_label(table.get(u)) for u in range(s.start, s.stop)] for table, s in
-                           ((narrow.norm_units, old), (wide.norm_units, new)))  # fmt: skip
-            with suppress(ValueError):  # of a norm in a loop, which reads its own units: as any other layer, see below
-                units |= {old.start + k: new.start + place for k, place in enumerate(_match(own, others, back, name))}
-                continue
-        number = split.get(name, 1) if parts and grown % split.get(name, 1) == 0 else 1
-        each, wider = count // number, grown // number
-        units |= {old.start + k: new.start + k // each * wider + k % each for k in range(count)}
-    return units
+def _units(narrow: Labels, wide: Labels, parts: bool, groups: bool) -> dict[int, int]:
+    """Return the wide unit of every narrow one.
+
+    Old units come first in their layer, or in their part of it. But those of a norm, or of a convolution in groups, follow
+    what they read, and those of a layer that is added to such a one follow it.
+    """
+    split, rows = parts_of(narrow) if parts else {}, dict[str, list[int]]()  # the index within the layer
+    own, other = (labels.sources if groups else labels.norm_units for labels in (narrow, wide))
+    ends = {
+        name: (old, new) for name, old, new in zip(narrow.layers, narrow.layers.values(), wide.layers.values(), strict=True)
+    }
+    for name, (old, new) in ends.items():
+        count, grown, number = old.stop - old.start, new.stop - new.start, split.get(name, 1)
+        each, wider = (count // number, grown // number) if grown % number == 0 else (count, grown)
+        rows[name] = [k // each * wider + k % each for k in range(count)]
+    added = _added(narrow)
+    for _ in range(len(rows)):  # until nothing changes: a layer may follow one that is called later
+        before = dict(rows)
+        units = {old.start + k: new.start + row for name, (old, new) in ends.items() for k, row in enumerate(rows[name])}
+        back = {new: old for old, new in units.items()}
+        for name, (old, new) in ends.items():
+            if any(own.get(u) for u in range(old.start, old.stop)):
+                reads = [_label(own.get(u)) for u in range(old.start, old.stop)]
+                found = [_label(other.get(u)) for u in range(new.start, new.stop)]
+                with suppress(ValueError):  # of a norm in a loop, which reads its own units, or other groups
+                    rows[name] = _match(reads, found, back, name)
+            elif groups and (first := next((n for n in added.get(name, ()) if own.get(ends[n][0].start)), None)):
+                rows[name] = rows[first]
+        if rows == before:
+            break
+    return {old.start + k: new.start + row for name, (old, new) in ends.items() for k, row in enumerate(rows[name])}
+
+
+def _added(labels: Labels) -> dict[str, list[str]]:
+    """Return for every layer those of the same width whose units are added to its units, each to that of the same number."""
+    layer_of, found, wrong = labels.layer_of(), dict[str, list[str]](), set[tuple[str, str]]()
+    for part in {part for row in labels.all() for label in row for part in label if part and len(part) > 1}:
+        places = [(layer_of[u], u - labels.layers[layer_of[u]].start) for u in sorted(part)]
+        for one, at in places:
+            for two, there in places:
+                if one != two and at == there and two not in found.setdefault(one, []):
+                    found[one].append(two)
+                wrong |= {(one, two)} if at != there else set()
+    return {one: [two for two in others if (one, two) not in wrong] for one, others in found.items()}
 
 
 def parts_of(labels: Labels) -> dict[str, int]:

@@ -4,6 +4,7 @@ import linecache
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
@@ -120,10 +121,10 @@ def _traced(wide: nn.Module, labels: Labels, trace: Callable[[nn.Module], Units]
         warnings.simplefilter("ignore")  # they were shown when the method was made
         units = trace(wide)
     wide_labels = labels_of(units)
-    try:
-        return units, match(labels, wide_labels, parts=True)
-    except ValueError:
-        return units, match(labels, wide_labels, parts=False)
+    for parts, groups in ((True, True), (False, True), (True, False)):
+        with suppress(ValueError):
+            return units, match(labels, wide_labels, parts=parts, groups=groups)
+    return units, match(labels, wide_labels, parts=False, groups=False)
 
 
 @torch.no_grad()

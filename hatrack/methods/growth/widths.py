@@ -101,9 +101,9 @@ class Ties:
         self.parts = parts_of(labels)
         stopped = units.frozen().tolist()
         self.fixed = {name for name, own in labels.layers.items() if stopped[own.start] or self.old[name] == 1}
-        for label in [*(s for row in labels.all() for s in row), *((s,) for s in labels.norm_units.values())]:
+        for label in [*(s for row in labels.all() for s in row), *((s,) for s in labels.sources.values())]:
             self._tie(*label)
-        for unit, source in labels.norm_units.items():
+        for unit, source in labels.sources.items():
             self._tie(frozenset([unit]), source)
         for group in labels.grouped:
             self._tie(frozenset(group.outputs), *group.inputs)
@@ -152,6 +152,9 @@ class Ties:
                 read = {self.layer_of[u] for (name, d), row in labels.dims.items() if name.startswith(prefix) and d == 1
                         for label in row for part in label if part for u in part}  # fmt: skip
                 self.tie(layer for layer in {*own, *read} if self.old[layer] == module.embed_dim)
+            pixels = isinstance(module, nn.modules.conv._ConvNd) and module.groups > 1  # unless they are channels of a layer
+            if pixels and f"{prefix}weight" not in [group.weight for group in labels.grouped]:
+                self.fixed.update(own)
             if isinstance(module, nn.GroupNorm) and (f"{prefix}weight", 0) in labels.dims:
                 for label in labels.dims[f"{prefix}weight", 0]:
                     self._divide(label[0], module.num_channels // module.num_groups)
