@@ -428,3 +428,14 @@ def test_convolutions_in_order_of_channels_last():
     assert method.net.trunk[4].weight.is_contiguous(memory_format=torch.channels_last)
     method.learn(tasks[1], trainer())
     assert_answers(method, before)
+
+
+@both
+def test_a_state_that_fits_already_leaves_all_modules(name):
+    tasks = toy_tasks(2, shape=SHAPE)
+    method = make(name, tasks, "norms")
+    method.learn(tasks[0], trainer())
+    method.grow(0.5)
+    modules = [*method.modules()]
+    method.load_state_dict(method.state_dict())
+    assert all(one is two for one, two in zip(modules, method.modules(), strict=True))

@@ -173,9 +173,11 @@ def replay(method: "Method", state: Mapping[str, Tensor], prefix: str) -> None:
         if len(row) != len(old) or any(b < a for a, b in zip(old, row, strict=True)):
             raise ValueError("its steps of growth don't fit the layers of the trunk")
         _widen(method, units, labels_of(units), dict(zip(units.layers, row, strict=True)), [], limits)
-    for task in range(len(method.net.classes)):
-        to_present(own, task)
-    for task, number in born.tolist():
-        if not 0 <= task < len(method.net.classes) or not 0 <= number < len(rows):
-            raise ValueError("its steps of growth name tasks that it has not")
-        to_generation(own, task, number)
+    wanted = dict[int, int](born.tolist())
+    if not all(0 <= task < len(method.net.classes) and 0 <= k < len(rows) for task, k in wanted.items()):
+        raise ValueError("its steps of growth name tasks that it has not")
+    for task in range(len(method.net.classes)):  # a task that has its shapes already keeps its modules
+        if method.growth.born.get(task) != wanted.get(task):
+            to_present(own, task)
+            if task in wanted:
+                to_generation(own, task, wanted[task])
