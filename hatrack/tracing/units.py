@@ -117,6 +117,11 @@ class Units:
         """How many elements the parameters have."""
         return len(self._unused)
 
+    @property
+    def gated(self) -> set[str]:
+        """The names of the parameters that have units of their own, such as positions."""
+        return set(self._example.gated)
+
     def weights_of(self, layer: str) -> tuple[str, ...]:
         """Return the names of the parameters that write the units of a layer."""
         return self._example.table.weights.get(layer, (f"{layer}.weight",))

@@ -54,8 +54,6 @@ def set_widths(module: nn.Module, old: Shapes) -> None:
         _set_recurrent(module, new)
     elif isinstance(module, nn.RNNCellBase):
         module.hidden_size, module.input_size = new["weight_hh"][1], new["weight_ih"][1]
-    elif isinstance(module, nn.MultiheadAttention):
-        _set_attention(module)
     elif isinstance(module, nn.PReLU):
         module.num_parameters = new["weight"][0]
 
@@ -67,7 +65,8 @@ def _set_recurrent(module: nn.RNNBase, new: Shapes) -> None:
     module._init_flat_weights()
 
 
-def _set_attention(module: nn.MultiheadAttention) -> None:
+def set_attention(module: nn.MultiheadAttention) -> None:
+    """Bring the attributes of an attention module up to date, when its parts have their new shapes."""
     width = module.out_proj.weight.shape[0]
     module.num_heads, module.embed_dim = width // module.head_dim, width
     same = module.in_proj_weight is not None
@@ -82,8 +81,10 @@ def set_users_widths(trunk: nn.Module, old: Shapes, level: int) -> None:
         trunk: the trunk, whose parameters have their new shapes.
         old: the shapes that they had.
         level: 0: numbers of heads and groups of the user's modules, 1: also the widths of torch's modules without
-            parameters, 2: also whole numbers of the user's modules that equal an old width, and tuples of them.
+            parameters, 2: also whole numbers of the user's modules that equal an old width, and tuples of them, 3: none.
     """
+    if level == 3:
+        return
     new = {name: p.shape for name, p in trunk.named_parameters()}
     for path, module in trunk.named_modules():
         prefix = f"{path}." if path else ""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hatrack.tracing.labels import Label, Labels, Set
 
-NEW = -1
+MANY = 64  # units of a sum; more of them are those of a mean over channels
 
 
 class Places(NamedTuple):
@@ -114,7 +114,7 @@ def _units(narrow: Labels, wide: Labels, parts: bool, groups: bool) -> dict[int,
 def _added(labels: Labels) -> dict[str, list[str]]:
     """Return for every layer those of the same width whose units are added to its units, each to that of the same number."""
     layer_of, found, wrong = labels.layer_of(), dict[str, list[str]](), set[tuple[str, str]]()
-    for part in {part for row in labels.all() for label in row for part in label if part and len(part) > 1}:
+    for part in {part for row in labels.all() for label in row for part in label if part and 1 < len(part) <= MANY}:
         places = [(layer_of[u], u - labels.layers[layer_of[u]].start) for u in sorted(part)]
         for one, at in places:
             for two, there in places:

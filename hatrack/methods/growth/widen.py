@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from hatrack.methods.growth.attributes import set_users_widths, set_widths
+from hatrack.methods.growth.attributes import set_attention, set_users_widths, set_widths
 from hatrack.seeds import generator
 
 ONES = ("weight", "running_var")  # tensors of norms that begin with 1
@@ -39,11 +39,11 @@ def widened(trunk: nn.Module, sizes: Sizes, level: int, seed: int, number: int) 
                     draw = generator(seed, "growth", number, name)
                     new[id(t)] = _like(t, fresh(module, key, t, sizes[name], draw))
                 setattr(module, key, new[id(t)])
-        if any(names[id(t)] in sizes for t in tensors.values()) or isinstance(module, nn.MultiheadAttention):
+        if any(names[id(t)] in sizes for t in tensors.values()):
             set_widths(module, shapes)
     for module in wide.modules():
-        if isinstance(module, nn.MultiheadAttention):
-            set_widths(module, {})
+        if isinstance(module, nn.MultiheadAttention):  # its output layer is a module of its own
+            set_attention(module)
     set_users_widths(wide, before, level)
     return wide
 

@@ -21,7 +21,7 @@ from hatrack.seeds import seeded
 from hatrack.tracing.labels import Labels, labels_of
 from hatrack.tracing.units import Units
 
-LEVELS = (0, 1, 2)  # see `set_users_widths`
+LEVELS = (0, 1, 2, 3)  # see `set_users_widths`
 OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))  # code that is not the user's
 SHAPING = ("view", "reshape", "unflatten", "expand", "split", "chunk", "narrow", "repeat", "broadcast_to")
 FAILURES = (RuntimeError, ValueError, AssertionError, IndexError, TypeError, ZeroDivisionError, AttributeError)

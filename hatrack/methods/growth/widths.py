@@ -117,6 +117,8 @@ class Ties:
                 for layer in run.layers:
                     self._multiple(layer, self.old[layer] // math.gcd(self.old[layer], run.length))
         self._modules(trunk, units, labels)
+        alone = [layers[0] for layers in self.classes() if len(layers) == 1]
+        self.fixed.update(layer for layer in alone if layer in units.gated)  # a parameter of places, not of channels
 
     def _find(self, layer: str) -> str:
         while self.root[layer] != layer:
@@ -195,9 +197,9 @@ def new_widths(ties: Ties, wished: Mapping[str, int]) -> dict[str, int]:
             continue
         base = math.gcd(*(ties.old[layer] for layer in layers))
         least = max(math.ceil(base * wished[layer] / ties.old[layer]) for layer in asked)
-        fitting = (size for size in range(max(least, base + 1), 2 * max(least, 2 * base) * max(ties.grain.values()))
-                   if all(ties.old[layer] // base * size % ties.grain[layer] == 0 for layer in layers))  # fmt: skip
-        size = next(fitting)
+        grain = math.lcm(*(ties.grain[layer] for layer in layers))
+        sizes = range(max(least, base + 1), max(least, base + 1) + grain)  # among so many is a multiple of it
+        size = next(s for s in sizes if all(ties.old[layer] // base * s % ties.grain[layer] == 0 for layer in layers))
         new |= {layer: ties.old[layer] // base * size for layer in layers}
     if new == ties.old:
         why = "it is frozen, has a single unit, or must fit the pixels of an image"
