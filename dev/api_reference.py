@@ -57,18 +57,10 @@ SHOWN = {  # what users call of classes that have more for the library's own use
     "Task": ("from_arrays", "from_dataset", "shape"),
     "Split": ("inputs",),
     "Method": (
-        *("learn", "predict", "fit_router", "route", "__call__", "usage", "masks", "certificate"),  # to use one
+        *("learn", "predict", "fit_router", "route", "__call__", "usage", "masks", "grow", "certificate"),  # to use one
         *("history", "num_parameters", "kept_bytes"),
-        *(
-            "forward",
-            "learn_task",
-            "loss",
-            "edit_grads",
-            "constrain",
-            "on_new_tasks",
-            "end_learning",
-            "used_by",
-        ),  # to write one
+        *("forward", "learn_task", "loss", "edit_grads", "constrain"),
+        *("on_new_tasks", "end_learning", "used_by"),  # to write one
         *("restore_data", "explain_divergence"),
     ),
     "Trainer": (),
