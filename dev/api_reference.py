@@ -29,6 +29,9 @@ PAGES = {  # file: title, what it is about, names
             "in_scenario",
             "save",
             "load",
+            "protect",
+            "Guard",
+            "load_guard",
         ],
     ),
     "methods": (
@@ -57,13 +60,27 @@ SHOWN = {  # what users call of classes that have more for the library's own use
     "Task": ("from_arrays", "from_dataset", "shape"),
     "Split": ("inputs",),
     "Method": (
-        *("learn", "predict", "fit_router", "route", "__call__", "usage", "masks", "grow", "certificate"),  # to use one
+        *(
+            "learn",
+            "predict",
+            "fit_router",
+            "route",
+            "__call__",
+            "usage",
+            "for_task",
+            "extract",
+            "masks",
+            "dependencies",
+            "grow",
+            "certificate",
+        ),  # to use one
         *("history", "num_parameters", "kept_bytes"),
         *("forward", "learn_task", "loss", "edit_grads", "constrain"),
         *("on_new_tasks", "end_learning", "used_by"),  # to write one
         *("restore_data", "explain_divergence"),
     ),
     "Trainer": (),
+    "Guard": ("learn", "use", "verify", "usage", "release", "save", "add_optimizer", "remove"),
     "Capacity": ("free", "forecast"),
     "Regime": (),
 }
@@ -143,7 +160,9 @@ def members(item: type) -> list[tuple[str, Any]]:
     """The methods and properties of a class that users call, if they have a docstring."""
     own = {name: member for name, member in vars(item).items() if not name.startswith("_")}
     shown = SHOWN.get(item.__name__, ("release", "widths") if is_method(item) else (*own, "__call__"))
-    found = [(name, getattr(vars(item)[name], "__func__", vars(item)[name])) for name in shown if name in vars(item)]
+    classes = reversed(item.__mro__) if item.__name__ in SHOWN else [item]  # a class named there with what it inherits
+    every = {name: member for one in classes if one.__module__.startswith("hatrack") for name, member in vars(one).items()}
+    found = [(name, getattr(every[name], "__func__", every[name])) for name in shown if name in every]
     return [(name, member) for name, member in found if isinstance(member, property | FunctionType) and member.__doc__]
 
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from hatrack.experiments.records import records as records
     from hatrack.experiments.run import run as run
     from hatrack.experiments.spec import Run as Run
+    from hatrack.guard.guard import Guard as Guard
+    from hatrack.guard.protect import load_guard as load_guard
+    from hatrack.guard.protect import protect as protect
     from hatrack.inspection.capacity import Capacity as Capacity
     from hatrack.inspection.flatness import Flatness as Flatness
     from hatrack.inspection.flatness_measuring import flatness as flatness
@@ -75,6 +78,7 @@ PLACES = {
     "FitResult": "hatrack.methods.fit",
     "Flatness": "hatrack.inspection.flatness",
     "Frozen": "hatrack.methods.frozen",
+    "Guard": "hatrack.guard.guard",
     "HAT": "hatrack.methods.hat",
     "IMMMean": "hatrack.methods.imm_mean",
     "IMMMode": "hatrack.methods.imm_mode",
@@ -109,6 +113,8 @@ PLACES = {
     "flatness": "hatrack.inspection.flatness_measuring",
     "in_scenario": "hatrack.tasks.scenario",
     "load": "hatrack.training.saving",
+    "load_guard": "hatrack.guard.protect",
+    "protect": "hatrack.guard.protect",
     "records": "hatrack.experiments.records",
     "report": "hatrack.reporting.report",
     "run": "hatrack.experiments.run",

@@ -45,6 +45,13 @@ class Regime:
         on_divergence: what happens when the loss is not finite: "stop", or "halve" to start the fit again with half the
             learning rate.
         steps: training steps of every fit, in place of `epochs`; 0 trains for `epochs`. The last epoch may be a part of one.
+        warmup: steps at the start of every fit in which lr grows from near 0 to its value.
+        accumulate: the gradients of a batch are computed in so many parts, one after the other, which takes less memory. A
+            batch norm sees the parts.
+        smoothing: label smoothing, the share of a label that is spread over all classes in training.
+        best_by: what on validation data decides which epoch is the best: the lowest "loss" or the highest "accuracy", which
+            is the score of a task with another target.
+        stop_after: a fit ends after so many epochs without a better one on validation data; 0: never.
 
     Raises:
         ValueError: if a value is not allowed.
@@ -82,6 +89,20 @@ class Regime:
     ] = "stop"
     steps: Annotated[
         int, Option("steps of a fit in place of EPOCHS, unless its method sets its epochs; 0: EPOCHS", low=0, added=True)
+    ] = 0
+    warmup: Annotated[int, Option("steps in which lr grows to its value at the start of every fit", low=0, added=True)] = 0
+    accumulate: Annotated[
+        int, Option("compute the gradients of a batch in so many parts, which takes less memory", low=1, added=True)
+    ] = 1
+    smoothing: Annotated[
+        float,
+        Option("label smoothing: the share of a label that is spread over all classes", low=0, high=0.9999, added=True),
+    ] = 0.0
+    best_by: Annotated[
+        Literal["loss", "accuracy"], Option("what on validation data decides which epoch is the best", added=True)
+    ] = "loss"
+    stop_after: Annotated[
+        int, Option("end a fit after so many epochs without a better one on validation data; 0: never", low=0, added=True)
     ] = 0
 
     def __post_init__(self) -> None:

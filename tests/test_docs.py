@@ -87,7 +87,8 @@ def test_the_python_in_the_readme_works():
 
 def test_links_lead_somewhere():
     for path in DOCS:
-        for target in re.findall(r"\]\(([^)#\s]+)[)#]", path.read_text()):
+        text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)  # code calls heads["a"](x)
+        for target in re.findall(r"\]\(([^)#\s]+)[)#]", text):
             if not target.startswith("http"):
                 assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
@@ -205,6 +206,12 @@ def test_a_docstring_becomes_markdown():
         *("**Arguments**", "- `a`: the first number,", "    which may be large.", "- `b`: the second."),
         *("**Returns**", "The sum.", "**Example**", "```python", ">>> add(1, 2)", "3", "```"),
     ]
+
+
+def test_the_api_reference_shows_what_users_call_of_a_method():
+    """Wherever it is defined."""
+    text = api_reference.entry("Method")
+    assert all(f"{name}(" in text for name in api_reference.SHOWN["Method"] if name not in ("history", "__call__"))
 
 
 def test_the_api_reference_shows_options_with_their_ranges():

@@ -9,6 +9,8 @@ classes = 10                   # optional; otherwise the largest label + 1
 mean = [0.5, 0.5, 0.5]         # optional, both or none; otherwise measured on the training images
 std = [0.25, 0.25, 0.25]
 scale = 255                    # optional, for numbers that are not bytes: they are divided by it before mean and std
+target = "classes"             # optional: or "multi-label", "regression", "ordinal"
+class_weights = "balanced"     # optional: or a number per class
 
 [[task]]
 name = "flowers"
@@ -29,7 +31,7 @@ from hatrack.datasets.cache import empty
 from hatrack.datasets.sources import Valid, read_arrays
 from hatrack.files.limits import IMAGE
 from hatrack.options import Option, check
-from hatrack.tasks.arrays import to_tensors
+from hatrack.tasks.arrays import as_tensor, to_inputs
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import scaled
 
@@ -60,7 +62,8 @@ def own(
     for index, (entry, (train, test)) in enumerate(zip(entries, parts, strict=True)):
         with errors_name(path, entry):
             images = [x if shape is None else resize_images(x, shape) for x in (train[0], test[0])]
-            options: dict[str, Any] = {"classes": entry.get("classes"), **_mean_and_std(images[0], entry)}
+            options: dict[str, Any] = {key: entry[key] for key in ("classes", "target", "class_weights") if key in entry}
+            options |= _mean_and_std(images[0], entry)
             arrays = (images[0], train[1], images[1], test[1])
             made.append(Task.from_arrays(index, entry["name"], *arrays, valid=valid, seed=seed, **options))
     return made
@@ -71,8 +74,14 @@ def _read_data(path: Path, entry: dict[str, Any]) -> tuple[tuple[Tensor, Tensor]
     data = path.parent / entry["data"]
     with errors_name(path, entry):
         arrays = read_arrays(data)
-        parts = [to_tensors(f"{data}, {split}", arrays[f"x_{split}"], arrays[f"y_{split}"]) for split in ("train", "test")]
-    return parts[0], parts[1]
+        train, test = (
+            (
+                to_inputs(f"{data}, {split}", arrays[f"x_{split}"], arrays[f"y_{split}"]),
+                as_tensor(str(data), arrays[f"y_{split}"]),
+            )
+            for split in ("train", "test")
+        )
+    return train, test
 
 
 def resize_images(x: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -46,16 +46,16 @@ PAPER = ("cifar10", "cifar100", "mnist", "svhn", "fashion-mnist", "gtsrb", "face
 REPLACEMENTS = {"svhn": "emnist-letters", "facescrub": "caltech101"}  # in mixture-open
 
 
-def mixture(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> list[Task]:
+def mixture(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False, only: str = "") -> list[Task]:
     """The eight image sets of HAT (001), each a task, in the random order of the seed."""
     check(mixture, locals())
-    return _whole_sets(PAPER, valid, augment, seed)
+    return _whole_sets(PAPER, valid, augment, seed, only)
 
 
-def mixture_open(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False) -> list[Task]:
+def mixture_open(seed: int = 0, *, valid: Valid = 0.15, augment: Augment = False, only: str = "") -> list[Task]:
     """As mixture, with EMNIST letters in place of SVHN and Caltech-101 in place of FaceScrub, which is not free."""
     check(mixture_open, locals())
-    return _whole_sets([REPLACEMENTS.get(name, name) for name in PAPER], valid, augment, seed)
+    return _whole_sets([REPLACEMENTS.get(name, name) for name in PAPER], valid, augment, seed, only)
 
 
 def digits_and_clothes(seed: int = 0, *, data: Data = "full", valid: Valid = 0.15) -> list[Task]:
@@ -104,13 +104,16 @@ def norm_of(images: Tensor, transform: Transform) -> Norm:
     return Norm(mean.tolist(), (square - mean.square()).sqrt().tolist())
 
 
-def _whole_sets(names: Sequence[str], valid: float, augment: bool, seed: int) -> list[Task]:
-    """Return one task per set, in the random order of the seed."""
-    loaded = sources.load_all(names)
+def _whole_sets(names: Sequence[str], valid: float, augment: bool, seed: int, only: str) -> list[Task]:
+    """Return one task per set, in the random order of the seed; only the set with the name or the number `only`, if there is
+    one, so that the others need not be there."""
     order = np.arange(len(names))
     np.random.RandomState(seed).shuffle(order)
+    ordered = dict(enumerate(names[number] for number in order.tolist()))
+    chosen = {k: name for k, name in ordered.items() if only in (name, str(k))} or ordered
+    loaded = sources.load_all(chosen.values())
     tasks = []
-    for k, name in enumerate(names[number] for number in order.tolist()):
+    for k, name in chosen.items():
         source = loaded[name]
         transform = colour_transform(source.train[0].shape[1:], NORMS[name])
         tasks.append(Task.build(k, name, source.classes, source.train, source.test, transform, valid=valid, seed=seed))

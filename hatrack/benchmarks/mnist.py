@@ -12,6 +12,7 @@ from torch import Tensor
 from hatrack.datasets import sources
 from hatrack.datasets.sources import Data, Source, Valid
 from hatrack.options import Option, check
+from hatrack.seeds import derive
 from hatrack.tasks.arrays import normalisation
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import Transform
@@ -21,8 +22,11 @@ MEAN, STD = 0.1307, 0.3081  # of the MNIST training set
 Tasks = Annotated[int, Option("how many tasks", low=1, high=1000)]
 First = Annotated[Literal["permuted", "plain"], Option("the first task: permuted as in 001, or plain as in 002 and 004")]
 Permutations = Annotated[
-    Literal["seed", "fresh"],
-    Option("drawn from the seed; or new ones every time, as in 004's code: such a run can't be repeated"),
+    Literal["seed", "prefix", "fresh"],
+    Option(
+        "from the seed and the number of tasks, as in 001's code; prefix: each from the seed and its own number alone, so "
+        "that a run can be extended; fresh: new ones every time, as in 004's code: such a run can't be repeated"
+    ),
 ]
 Normalise = Annotated[
     bool, Option("subtract MNIST's mean and divide by its standard deviation, as in 001; 002 and 004: pixels / 255")
@@ -64,10 +68,18 @@ def pmnist_blocks(
     first: First = "plain",
     normalise: Normalise = False,
     valid: Valid = 0.0,
+    permutations: Annotated[
+        Literal["seed", "prefix"],
+        Option(
+            "drawn from the seed and the number of tasks; prefix: each from the seed and its own number alone, so that a "
+            "run can be extended",
+            added=True,
+        ),
+    ] = "seed",
 ) -> list[Task]:
     """MNIST cut into 16 blocks of 7x7 pixels whose places are permuted (002, proposed for convolutional networks)."""
     check(pmnist_blocks, locals())
-    maps = [block_map(order, SHAPE[1]) for order in _permutations(seed, tasks, 16, first)]
+    maps = [block_map(order, SHAPE[1]) for order in _permutations(seed, tasks, 16, first, permutations)]
     return _pixel_map_tasks(maps, _names("blocks", tasks, first), data, normalise, valid, seed)
 
 
@@ -186,12 +198,17 @@ def rotation_map(degrees: float, size: int) -> Tensor:
 
 
 def _permutations(seed: int, tasks: int, length: int, first: str, permutations: str = "seed") -> list[Tensor]:
-    """Return a permutation per task; as in 001's code, task k has the seed r_k * 100 + k, with r a shuffle of the tasks."""
+    """Return a permutation per task; as in 001's code, task k has the seed r_k * 100 + k, with r a shuffle of the tasks.
+
+    With "prefix" the permutation of task k is drawn from the seed and k alone, whatever the number of tasks.
+    """
     numbers = np.arange(tasks)
     np.random.RandomState(seed).shuffle(numbers)
     draws = [np.random.RandomState(int(r) * max(100, tasks) + k) for k, r in enumerate(numbers)]
     if permutations == "fresh":
         draws = [np.random.RandomState() for _ in numbers]
+    elif permutations == "prefix":
+        draws = [np.random.RandomState(derive(seed, "permutation", k) % 2**32) for k in range(tasks)]
     orders = [torch.from_numpy(draw.permutation(length)) for draw in draws]
     return [torch.arange(length), *orders[1:]] if first == "plain" else orders
 

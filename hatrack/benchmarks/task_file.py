@@ -23,6 +23,12 @@ def _numbers(where: str, value: Any) -> None:
     (schema.items(one, least=1) if isinstance(value, list) else one)(where, value)
 
 
+def _weights(where: str, value: Any) -> None:
+    """Check for the word "balanced", or a list of one number per class."""
+    if value != "balanced":
+        schema.items(schema.number(0, 1e30), least=1)(where, value)
+
+
 KEYS: dict[str, schema.Check] = {
     "name": schema.line,
     "data": schema.line,
@@ -30,6 +36,8 @@ KEYS: dict[str, schema.Check] = {
     "mean": _numbers,
     "std": _numbers,
     "scale": schema.number(1e-30, 1e30),
+    "target": schema.line,
+    "class_weights": _weights,
 }
 
 

@@ -4,25 +4,33 @@ from pathlib import Path
 from typing import Any
 
 from hatrack.cli.trunks import load_model
+from hatrack.experiments.bill_of_materials import bill_of_materials, save_bill
+from hatrack.experiments.record import Record
 from hatrack.methods.certificate import Comparison, compare_certificates, load_certificate, save_certificate
 from hatrack.text import say
 
 
-def certify(model: Path, out: Path | None, trunk: str, method: str) -> None:
-    """Write the certificate of a saved model.
+def certify(model: Path, kind: str, out: Path, trunk: str, method: str) -> None:
+    """Write the certificate of a saved model, or its bill of materials.
 
     Args:
         model: the file of the model.
-        out: the file to write; by default beside the model.
+        kind: "certificate" or "cyclonedx".
+        out: the file to write.
         trunk: the place of a function that makes its trunk, "module:name"; "" if the file says it.
         method: the place of the class of its method, if it is the user's own.
     """
-    found = load_model(model, trunk, method).certificate()
-    path = out or model.with_suffix(".certificate")
-    if path.exists():
-        load_certificate(path)  # an error if it is another file
-    save_certificate(found, path)
-    say(f"{len(found['tasks'])} {'task' if len(found['tasks']) == 1 else 'tasks'} certified in {path}")
+    loaded = load_model(model, trunk, method)
+    if kind == "cyclonedx":
+        beside = model.with_suffix(".json")
+        save_bill(bill_of_materials(loaded, model, Record.load(beside) if beside.exists() else None), out)
+        say(f"the bill of materials of {model} is in {out}")
+        return
+    found = loaded.certificate()
+    if out.exists():
+        load_certificate(out)  # an error if it is another file
+    save_certificate(found, out)
+    say(f"{len(found['tasks'])} {'task' if len(found['tasks']) == 1 else 'tasks'} certified in {out}")
 
 
 def verify(new: Path, against: Path, trunk: str, method: str) -> int:

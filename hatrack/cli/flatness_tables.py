@@ -1,11 +1,9 @@
 """Measuring the flatness of runs and showing it. Imported when `hatrack flatness` begins: it needs torch."""
 
-import json
 import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -14,27 +12,16 @@ from rich.text import Text
 
 from hatrack.cli.execute import available
 from hatrack.cli.group import imported_when_called
-from hatrack.experiments.build import build_tasks
+from hatrack.experiments.flatness import check_models, flatness_folder, measure_run, write_flatness
 from hatrack.experiments.progress import Display
 from hatrack.experiments.record import Record
-from hatrack.experiments.run_folder import task_model
-from hatrack.experiments.spec import Run
 from hatrack.files.atomic import writable, write
-from hatrack.inspection.flatness import Correlation, Flatness, correlations
-from hatrack.inspection.flatness_measuring import Show
-from hatrack.inspection.flatness_measuring import flatness as measure
-from hatrack.methods import METHODS
+from hatrack.inspection.flatness import CORRELATIONS, Flatness, correlations
 from hatrack.reporting.tables import label, settings
 from hatrack.text import say, visible
-from hatrack.training.saving import load
 
-draw_flatness = imported_when_called("hatrack.reporting.flatness:draw_flatness")  # it needs matplotlib
+flatness_png = imported_when_called("hatrack.reporting.flatness:flatness_png")  # it needs matplotlib
 COLUMNS = ("eigen-\nvalue", "moved", "loss", "forget-\nting\nby next", "second\norder", "bound", "forget-\nting\nat end")
-CORRELATIONS = {
-    "eigenvalue": "forgetting of a task at the end, and its largest eigenvalue",
-    "distance": "forgetting of task 1 by task 2, and the distance moved in task 2",
-    "second": "forgetting of task 2 after later tasks, and the distance from its end",
-}
 
 
 def flatness(
@@ -64,7 +51,7 @@ def flatness(
     read = [Record.load(path) for path in records]
     labels = _labels(read, names)
     for path, record in zip(records, read, strict=True):
-        _check(path, record)
+        check_models(path, record)
     for file in (*records, figure or records[0]):
         writable(file.parent)  # an error now, not after the computation
     options = {"images": images, "eigenvalues": eigenvalues, "points": points}
@@ -72,18 +59,18 @@ def flatness(
     with Display(len(read)) as display:
         for number, (path, record) in enumerate(zip(records, read, strict=True)):
             show = partial(_show, display, number, f"{labels[number]} seed {record.spec.seed}")
-            one = _measure(path, record, own, available(device), options, show)
-            _write(path, {"record": record.name, "label": labels[number], "options": options, **one.to_dict()})
+            one = measure_run(path, record, available(device), show, own, **options)
+            write_flatness(path, record, labels[number], options, one)
             found.setdefault(labels[number], []).append(one)
     for name, runs in found.items():
         Console().print(_table(name, runs))
     everything = correlations([one for runs in found.values() for one in runs])
     for key, text in CORRELATIONS.items():
-        say(f"{text}: {_correlation_text(everything[key])}")
+        say(f"{text}: {everything[key]}")
     alone = len(records) == 1
-    figure = figure or (_folder(records[0]) / "flatness.png" if alone else records[0].with_name("flatness.png"))
-    write(figure, draw_flatness(found))
-    say(f"the figure: {figure}; all numbers: flatness.json in {_folder(records[0]) if alone else 'NAME.flatness'}")
+    figure = figure or (flatness_folder(records[0]) / "flatness.png" if alone else records[0].with_name("flatness.png"))
+    write(figure, flatness_png(found))
+    say(f"the figure: {figure}; all numbers: flatness.json in {flatness_folder(records[0]) if alone else 'NAME.flatness'}")
 
 
 def _labels(records: Sequence[Record], names: str) -> list[str]:
@@ -109,37 +96,8 @@ def _labels(records: Sequence[Record], names: str) -> list[str]:
     return [f"{text} {order.index(k) + 1}" if text in several else text for k, text in zip(where, plain, strict=True)]
 
 
-def _check(path: Path, record: Record) -> None:
-    """Raise an error in one line if the models of a record were not kept."""
-    missing = [k for k in range(len(record.tasks)) if not task_model(path, k).exists()]
-    if missing:
-        raise ValueError(
-            f"{task_model(path, missing[0])} is missing: hatrack run ... --keep-each keeps the model after each task"
-        )
-
-
-def _measure(path: Path, record: Record, own: Sequence[str], device: str, options: dict[str, Any], show: Show) -> Flatness:
-    """Measure the flatness of one run."""
-    spec = Run.from_spec(record.spec.written, own)
-    if spec.name != record.name:
-        raise ValueError(f"{path}: this version, or the present data, would make another run of it, with other tasks")
-    kind = METHODS.find(spec.method) if ":" in spec.method else None
-    models = [load(task_model(path, k), method=kind).to(device) for k in range(len(record.tasks))]
-    return measure(models, build_tasks(spec, device), **options, progress=show)
-
-
 def _show(display: Display, number: int, what: str, share: float, text: str) -> None:
     display.show(number, share, f"{what}: {text}" if text else "")
-
-
-def _folder(record: Path) -> Path:
-    """Return the folder of the results. No record lies in it: a folder of records has *.json files of records only."""
-    return record.with_name(f"{record.stem}.flatness")
-
-
-def _write(record: Path, values: dict[str, Any]) -> None:
-    writable(_folder(record))
-    write(_folder(record) / "flatness.json", json.dumps(values, indent=1) + "\n")
 
 
 def _table(name: str, runs: Sequence[Flatness]) -> Table:
@@ -174,9 +132,3 @@ def _values(one: Flatness, task: int) -> list[float]:
 def _mean(values: Sequence[float]) -> str:
     mean = sum(values) / len(values)
     return "—" if math.isnan(mean) else f"{mean:.3g}"
-
-
-def _correlation_text(found: Correlation) -> str:
-    if math.isnan(found.pearson):
-        return f"no correlation of {found.pairs} {'pair' if found.pairs == 1 else 'pairs'}"
-    return f"correlation {found.pearson:.2f}, of ranks {found.spearman:.2f} ({found.pairs} pairs)"

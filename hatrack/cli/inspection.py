@@ -17,6 +17,7 @@ from hatrack.inspection.measuring import capacity
 from hatrack.methods.method import Method
 from hatrack.text import SCARCE, say, visible
 
+LISTED = 10  # tasks in a sentence
 WIDTH, FIRST = 7, 38  # letters of a column of numbers, and of the first two columns together
 draw_masks = imported_when_called("hatrack.reporting.masks:draw_masks")  # it needs matplotlib
 
@@ -92,10 +93,14 @@ def sentences(found: Capacity) -> list[str]:
         parts.append(f"{sum(more) / total:.1%} by some")
     if len(found.tasks) > 1:
         parts.append(f"{everyone / total:.1%} by all {len(found.tasks)}")
+    count = range(len(found.tasks))
+    built_on = [str(j + 1) for j in count if any(found.reuse[i][j] > 0 for i in count[j + 1 :])]
+    listed = ", ".join(built_on[:LISTED]) + (f", ... ({len(built_on)} in all)" if len(built_on) > LISTED else "")
+    reuse = f"later tasks reuse weights of {listed}" if built_on else "no task reuses weights of an earlier one"
     left = found.forecast
     if math.isinf(left):
         said = "the last task took no new weights, so that any number of tasks like it would fit"
     else:
         times = f"about {left:.0f} more tasks" if round(left) != 1 else "about one more task"
         said = f"{times} like the last would find over {SCARCE:.0%} of the weights free"
-    return [", ".join(parts), said]
+    return [", ".join(parts), *([reuse] if len(found.tasks) > 1 else []), said]

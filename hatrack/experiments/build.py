@@ -1,6 +1,8 @@
 """Make the tasks, the trunk and the untrained method of a run."""
 
+import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from hatrack.methods.method import Method
 from hatrack.networks import NETWORKS
 from hatrack.networks.initial_weights import initialise
 from hatrack.networks.network import Network
+from hatrack.options import nearest
 from hatrack.seeds import seeded
 from hatrack.tasks.device import all_to_device
 from hatrack.tasks.scenario import in_scenario
@@ -26,11 +29,26 @@ def build(spec: Run, device: torch.device | str = "cpu") -> tuple[list[Task], Me
 
 def build_tasks(spec: Run, device: torch.device | str) -> list[Task]:
     """Make the tasks of a run."""
-    tasks = BENCHMARKS[spec.benchmark](spec.seed, **spec.benchmark_options)
+    sequence = BENCHMARKS[spec.benchmark]
+    alone = (
+        {"only": spec.only_task} if "only" in inspect.signature(sequence).parameters else {}
+    )  # it need not load the others
+    tasks = sequence(spec.seed, **spec.benchmark_options, **alone)
+    if spec.only_task:
+        tasks = [_find(tasks, spec.only_task)]
     if spec.first_tasks > len(tasks):
         raise ValueError(f"first_tasks (--first-tasks) must be at most {len(tasks)}, the tasks of {spec.benchmark}, "
                          f"not {spec.first_tasks}")  # fmt: skip
     return all_to_device(in_scenario(tasks[: spec.first_tasks or None], spec.scenario), device)
+
+
+def _find(tasks: Sequence[Task], wanted: str) -> Task:
+    """Return a task by its name, or by its number from 0, as the only task of a sequence."""
+    found = [task for task in tasks if task.name == wanted] or [task for task in tasks if str(task.index) == wanted]
+    if not found:
+        raise ValueError(f"only_task (--only-task): no task {wanted!r}; {nearest(wanted, [task.name for task in tasks])}")
+    train, valid, test = (replace(split, task=0) for split in (found[0].train, found[0].valid, found[0].test))
+    return replace(found[0], index=0, train=train, valid=valid, test=test)
 
 
 def build_trunk(spec: Run, tasks: Sequence[Task]) -> nn.Module:

@@ -7,7 +7,9 @@ from typing import NamedTuple
 from hatrack.experiments.record import Record
 from hatrack.experiments.spec import Run
 
-SIZE = ("benchmark", "benchmark_options", "network", "network_options")  # the keys of a spec that two runs of one size share
+SIZE = (  # the keys of a spec that two runs of one size share
+    "benchmark", "benchmark_options", "network", "network_options", "first_tasks", "only_task",
+)  # fmt: skip
 
 
 class Cost(NamedTuple):
@@ -31,7 +33,7 @@ def expected_cost(run: Run, records: Iterable[Record]) -> Cost:
     """
     timed, spec = [record for record in records if record.seconds.total], run.spec
     same = [r for r in timed if r.spec.written == {**spec, "seed": r.spec.seed}]
-    size = [r for r in timed if all(r.spec.written[key] == spec[key] for key in SIZE)]
+    size = [r for r in timed if all(r.spec.written.get(key) == spec.get(key) for key in SIZE)]
     alike = [r for r in size if r.spec.method == run.method]
     near = [r for r in size if "random" not in (r.spec.method, run.method)]
     kinds = (("its other seeds", same), ("this method in other settings", alike), ("other methods on this network", near))

@@ -17,13 +17,13 @@ from hatrack.text import SCARCE, is_held
 
 SCHEMA = 1
 ADDED = (  # fields that a file has only if they are not empty
-    "pretraining", "valid_accuracy", "valid_loss", "costs", "weights_used", "tuned", "routed",
+    "pretraining", "valid_accuracy", "valid_loss", "costs", "weights_used", "tuned", "routed", "extended",
 )  # fmt: skip
 
 
 @dataclass(repr=False)
 class Record:
-    """The results of a run. Everything but `seconds`, `versions` and `tuned` follows from `spec`.
+    """The results of a run. Everything but `seconds`, `versions`, `tuned` and `extended` follows from `spec`.
 
     Entry [t][i] of a matrix is the value on task i after learning task t, both counted from 0. A value that is not a
     finite number is None.
@@ -52,6 +52,9 @@ class Record:
             method without masks and in records of older versions.
         tuned: how options of the run were chosen, by `hatrack tune`: protocol, trials and more; empty if they were not.
         routed: the results of a router, which finds the task of an image, at the end; None if there was none.
+        extended: what the run went on from, by `hatrack extend`: the name of that record ("from"), its number of tasks
+            ("tasks"), and how many numbers are missing because models after single tasks were not kept ("missing"); empty
+            for a run that began with the first task.
 
     Example:
         >>> import hatrack as hr
@@ -85,6 +88,7 @@ class Record:
     weights_used: dict[str, Any] = field(default_factory=dict)
     tuned: dict[str, Any] = field(default_factory=dict)
     routed: Routed | None = None
+    extended: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         spec, accuracy = self.spec, metrics.average_accuracy(self.accuracy)

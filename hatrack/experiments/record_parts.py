@@ -32,6 +32,7 @@ class Spec:
         pretrain_epochs: how many epochs of it at most; 0 means as many as the regime has.
         scenario: "task", "domain" or "class".
         first_tasks: how many tasks of the benchmark, from its first, were learned; 0 means all.
+        only_task: the name, or the number from 0, of the only task of the benchmark that was learned; "" means all.
         router: the kind of score of the router whose results were measured; "none" means no router.
         data_digest: the hash of the data, for tasks from a user's own files.
         written: the table as it stands in the file, with keys that this version does not know.
@@ -54,6 +55,7 @@ class Spec:
     pretrain_epochs: int = 0
     scenario: str = "task"
     first_tasks: int = 0
+    only_task: str = ""
     router: str = "none"
     data_digest: str | None = None
     written: Mapping[str, Any] = field(repr=False)
@@ -72,7 +74,8 @@ class Spec:
 class TaskInfo:
     """A task of a run: its name, how many classes it has, and how many examples each of its splits has.
 
-    The numbers of examples are None if the file does not hold them.
+    The numbers of examples are None if the file does not hold them. `score` names what stands in place of the accuracy, if
+    the task asks for something else than classes.
     """
 
     name: str
@@ -80,6 +83,7 @@ class TaskInfo:
     train: int | None = None
     valid: int | None = None
     test: int | None = None
+    score: str | None = None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:

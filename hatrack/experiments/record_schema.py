@@ -20,32 +20,36 @@ SPEC = schema.fields({
     "method_options": OPTIONS,
 })  # fmt: skip
 REGIME = schema.fields({}, {"epochs": WHOLE, "schedule": schema.text})
-TASK = schema.fields({"name": schema.text, "classes": WHOLE}, {"train": WHOLE, "valid": WHOLE, "test": WHOLE})
+TASK = schema.fields(
+    {"name": schema.text, "classes": WHOLE}, {"train": WHOLE, "valid": WHOLE, "test": WHOLE, "score": schema.text}
+)
 PRETRAINING = schema.fields({"epochs": WHOLE}, {"valid_accuracy": SHARE})
 COUNT = schema.number(0, 2**100, whole=True)
 COSTS = schema.fields({}, {
     "bytes": schema.table(WHOLE), "peak_bytes": WHOLE, "steps": WHOLE, "examples": WHOLE, "flops": COUNT, "joules": SECONDS,
 })  # fmt: skip
-EPOCH = schema.fields({"lr": LOSS, "loss": LOSS, "valid_loss": LOSS, "valid_accuracy": SHARE})
+EXTENDED = schema.fields({"from": schema.text, "tasks": WHOLE, "missing": WHOLE})
 
 
 def check_fields(data: dict[str, Any]) -> None:
     """Raise a ValueError that names the first field that has the wrong type or contradicts another field."""
     schema.items(TASK, least=1)("tasks", data["tasks"])
     count = len(data["tasks"])
-    curve = {"task": schema.number(0, count - 1, whole=True), "best": WHOLE, "epochs": schema.items(EPOCH)}
-    numbers = schema.items(SHARE, count, what="numbers")
+    score = LOSS if any("score" in task for task in data["tasks"]) else SHARE  # a share of right answers, or any number
+    epoch = schema.fields({"lr": LOSS, "loss": LOSS, "valid_loss": LOSS, "valid_accuracy": score})
+    curve = {"task": schema.number(0, count - 1, whole=True), "best": WHOLE, "epochs": schema.items(epoch)}
+    numbers, scores = schema.items(SHARE, count, what="numbers"), schema.items(score, count, what="numbers")
     whole = {
         "name": schema.text,
         "spec": SPEC,
         "parameters": WHOLE,
-        "before": numbers,
-        "accuracy": schema.matrix(SHARE, count),
+        "before": scores,
+        "accuracy": schema.matrix(score, count),
         "loss": schema.matrix(LOSS, count),
         "train_loss": schema.matrix(LOSS, count),
         "without_task_id": numbers,
         "curves": schema.items(
-            schema.fields(curve, {"halved": WHOLE, "watched": schema.items(numbers), "used": schema.items(SHARE)})
+            schema.fields(curve, {"halved": WHOLE, "watched": schema.items(scores), "used": schema.items(SHARE)})
         ),
         "seconds": schema.fields({}, {"total": SECONDS, "learn": schema.items(SECONDS, count)}),
         "versions": OPTIONS,
@@ -54,10 +58,11 @@ def check_fields(data: dict[str, Any]) -> None:
     added = {
         "usage": usage,
         "pretraining": PRETRAINING,
-        "valid_accuracy": schema.matrix(SHARE, count),
+        "valid_accuracy": schema.matrix(score, count),
         "valid_loss": schema.matrix(LOSS, count),
         "routed": schema.fields({"kind": schema.text, "accuracy": numbers, "task": numbers}),
         "tuned": OPTIONS,
+        "extended": EXTENDED,
         "costs": COSTS,
         "weights_used": schema.fields({
             "tasks": schema.items(schema.text, count),

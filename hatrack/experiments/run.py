@@ -137,6 +137,7 @@ def run(
             error.args = (f"{spec.method} seed {spec.seed}, {error}{kept}",)  # one of many, perhaps
             raise
         record.tuned = dict(tuned or {})
+        record.extended = folder.extended() if folder else {}
         record.versions |= versions(device)
         used = precision if torch.device(device).type == "cuda" else "float32"
         engines = sorted({result.engine for result in trainer.fits})
@@ -197,7 +198,7 @@ def _run(
 ) -> Record:
     """Learn all tasks and return the record; `models` is where the model after each task is saved, None: nowhere."""
     rows: dict[str, list[Any]] = {name: [] for name in ("before", "tests", "trains", "valids", "seconds", "usage")}
-    tests, trains = [task.test for task in tasks], [_some(task.train, spec.train_examples) for task in tasks]
+    tests, trains = [task.test for task in tasks], [first_examples(task.train, spec.train_examples) for task in tasks]
     spent, start = 0.0, 0
     checkpointer = trainer.checkpointer
     saved = checkpointer.resume(method, trainer) if checkpointer else None
@@ -210,6 +211,7 @@ def _run(
                     f"{file} is missing, because the run was begun without --keep-each; --again runs it from the beginning"
                 )
             method.restore_data(task)
+            method.net.set_target(task)
     else:
         rows["before"] = [score.accuracy for score in Evaluations(method, tests, wait=wait_for_gpu)()]
     energy = EnergyMeter(method.net.example.device, saved.get("joules") if saved else 0.0)
@@ -236,7 +238,7 @@ def _run(
     record = Record(
         name=spec.name,
         spec=Spec.from_dict(spec.spec),
-        tasks=[TaskInfo(t.name, t.classes, len(t.train), len(t.valid), len(t.test)) for t in tasks],
+        tasks=[_task_info(task) for task in tasks],
         parameters=method.num_parameters(),
         before=rows["before"],
         accuracy=[[accuracy for _, accuracy in row] for row in rows["tests"]],
@@ -257,6 +259,11 @@ def _run(
     return Record.from_dict(record.to_dict())  # with None for numbers that are not finite, as a record that was loaded
 
 
+def _task_info(task: Task) -> TaskInfo:
+    score = None if task.target.kind == "classes" else task.target.score
+    return TaskInfo(task.name, task.classes, len(task.train), len(task.valid), len(task.test), score)
+
+
 def _padded(rows: list[list[Score]], count: int) -> list[list[Score]]:
     """Return rows of `count` scores each."""
     return [row + [UNKNOWN] * (count - len(row)) for row in rows]
@@ -267,7 +274,8 @@ def _curve(result: FitResult) -> Curve:
     return Curve(result.task, result.best, points, result.halved, result.watched, result.used)
 
 
-def _some(split: Split, count: int) -> Split:
+def first_examples(split: Split, count: int) -> Split:
+    """Return the first so many examples of a split, all of them for 0: those on which the training loss is measured."""
     return split.part(torch.arange(min(count or len(split), len(split)), device=split.y.device))
 
 

@@ -2,7 +2,7 @@
 
 Beside the record NAME.json lie, until it is there, the folder NAME.part with the saved states and the lock NAME.lock. A file
 `again` in the folder says that the run is to replace the record that it has, a file `keep` which models the run keeps, a
-file `tuned` how its options were chosen.
+file `tuned` how its options were chosen, a file `extended` which finished run it goes on from.
 
 Only files that a run made are ever removed, and NAME.part must be a folder, not a link to one: what lies elsewhere, and what
 somebody put there, is left alone.
@@ -18,11 +18,12 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from hatrack.experiments.arguments import check_note
+from hatrack.experiments.record_schema import EXTENDED
 from hatrack.files import tensors as tensor_files
 from hatrack.files.atomic import check_own_folder, is_plain, read_bytes, remove_leftovers, target_of, write
 from hatrack.training.checkpoint import STATE, Checkpointer
 
-AGAIN, KEEP, NOTE = "again", "keep", "tuned"
+AGAIN, KEEP, NOTE, EXTENDS = "again", "keep", "tuned", "extended"
 TRUNK = "pretrained.trunk"
 
 
@@ -71,7 +72,7 @@ class RunFolder:
     def _names(self) -> set[str]:
         """Return the names of files of the run in its folder, also of those that are half written."""
         found = (target_of(file.name) for file in self.path.glob("*"))
-        return {name for name in found if name in (AGAIN, KEEP, NOTE, TRUNK) or STATE.fullmatch(name)}
+        return {name for name in found if name in (AGAIN, KEEP, NOTE, EXTENDS, TRUNK) or STATE.fullmatch(name)}
 
     @property
     def done(self) -> bool:
@@ -134,6 +135,22 @@ class RunFolder:
             raise ValueError(f"{file} does not say how the options were chosen: {error}; remove {self.path}") from None
         return known
 
+    def note_extended(self, note: Mapping[str, Any]) -> None:
+        """Note which finished run this one goes on from, for the field `extended` of its record."""
+        self.checkpointer.make_folder()
+        write(self.path / EXTENDS, json.dumps(dict(note)), follow=False, private=True)
+
+    def extended(self) -> dict[str, Any]:
+        """Return what `note_extended` noted; empty if the run began with the first task."""
+        if not is_plain(self.path / EXTENDS):
+            return {}
+        try:
+            known: dict[str, Any] = json.loads(read_bytes(self.path / EXTENDS))
+            EXTENDED("extended", known)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{self.path / EXTENDS} does not say what was extended: {error}; remove {self.path}") from None
+        return known
+
     def remove_states(self) -> None:
         """Remove the files of the run, and their folder if nothing else is in it: the run has its record, or starts anew."""
         for file in self.files():
@@ -166,7 +183,11 @@ def unfinished(folder: Path) -> Iterator[RunFolder]:
         folder: a folder of records, or the folder NAME.part of one run.
     """
     for part in [folder] if folder.suffix == ".part" else sorted(folder.glob("*.part")):
-        files = [file for file in RunFolder(part, {}).files() if not file.name.startswith("fit-") and file.name != NOTE]
+        files = [
+            file
+            for file in RunFolder(part, {}).files()
+            if not file.name.startswith("fit-") and file.name not in (NOTE, EXTENDS)
+        ]
         spec = next((spec for file in files if (spec := _spec_in(file))), {})
         if files and not (found := RunFolder(part, spec)).done:
             yield found

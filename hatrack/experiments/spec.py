@@ -38,6 +38,7 @@ class Run:
         pretrain_epochs: the epochs of this training; 0 for those of the regime.
         scenario: what is known of the task at test, and what labels mean: "task", "domain" or "class", see `in_scenario`.
         first_tasks: learn only the first so many tasks of the benchmark; 0 for all of them.
+        only_task: learn only this task of the benchmark, named by its name or by its number from 0; "" for all tasks.
         router: measure the accuracy without a task id of a router with this kind of score: "distance", "both", "energy" or
             "entropy", for methods whose finished tasks never change; "none" for no router.
         regime: how every task is trained.
@@ -69,6 +70,7 @@ class Run:
                added=True),
     ] = "task"  # fmt: skip
     first_tasks: Annotated[int, Option("only the first N tasks of the benchmark; 0: all", low=0, added=True)] = 0
+    only_task: Annotated[str, Option("only this task of the benchmark: its name, or its number from 0", added=True)] = ""
     router: Annotated[
         Literal["none", "distance", "both", "energy", "entropy"],
         Option("find the task of test images by this score, and measure the accuracy without task id", added=True),
@@ -88,6 +90,8 @@ class Run:
             choose("data set", self.pretrain, SETS)
         elif self.pretrain_epochs:
             raise ValueError(f"pretrain_epochs is {self.pretrain_epochs}, but no data set is named by pretrain")
+        if self.only_task and self.first_tasks:
+            raise ValueError(f"first_tasks is {self.first_tasks}, but only_task names one task, {self.only_task!r}")
         object.__setattr__(self, "network", self.network or BENCHMARKS.about(self.benchmark).network)
         for kind, table in TABLES.items():
             entry = table.find(getattr(self, kind))

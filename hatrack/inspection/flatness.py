@@ -100,6 +100,13 @@ class Flatness:
         return cls(**{**own, "lines": [Line(**line) for line in data["lines"]]})
 
 
+CORRELATIONS = {  # what `correlations` returns, in words
+    "eigenvalue": "forgetting of a task at the end, and its largest eigenvalue",
+    "distance": "forgetting of task 1 by task 2, and the distance moved in task 2",
+    "second": "forgetting of task 2 after later tasks, and the distance from its end",
+}
+
+
 class Correlation(NamedTuple):
     """The correlation of pairs of numbers.
 
@@ -112,6 +119,11 @@ class Correlation(NamedTuple):
     pairs: int
     pearson: float
     spearman: float
+
+    def __str__(self) -> str:
+        if math.isnan(self.pearson):
+            return f"no correlation of {self.pairs} {'pair' if self.pairs == 1 else 'pairs'}"
+        return f"correlation {self.pearson:.2f}, of ranks {self.spearman:.2f} ({self.pairs} pairs)"
 
 
 def correlations(found: Sequence[Flatness]) -> dict[str, Correlation]:

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hatrack.methods.method import Method
@@ -92,7 +91,7 @@ class TaskLoss:
             images = self.split.inputs(index)
             images = images.to(kind) if images.is_floating_point() else images
             logits = self.method(images, self.split.task)
-            yield F.cross_entropy(logits, self.split.y[index], reduction="sum") / len(self.split)
+            yield self.split.target.total_loss(logits, self.split.y[index]) / len(self.split)
 
     def _gradients(self, part: Tensor, *, again: bool = False) -> tuple[Tensor | None, ...]:
         """Return the gradient of a part of the loss; `again` if it is to be differentiated once more."""

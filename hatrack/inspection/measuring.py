@@ -7,6 +7,7 @@ from hatrack.inspection.capacity import Capacity, LayerCapacity
 from hatrack.inspection.layers import layer_titles, title_of
 from hatrack.methods.fit import FitResult
 from hatrack.methods.method import Method
+from hatrack.methods.parts.reuse import overlaps
 
 
 @torch.no_grad()
@@ -36,7 +37,7 @@ def capacity(method: Method) -> Capacity:
     both, layers = torch.zeros(count, count, dtype=torch.float64), []
     for name in chosen:
         rows = torch.stack([mask[name].reshape(-1) for mask in masks])
-        both += _overlaps(rows)
+        both += overlaps(rows)
         layers.append(_layer(name, title_of(name, titles), rows))
     total = sum(layer.weights for layer in layers)
     used = [sum(layer.used[t] * layer.weights for layer in layers) / total for t in range(count)]
@@ -49,12 +50,6 @@ def capacity(method: Method) -> Capacity:
         reuse=(both / sizes.clamp(min=1)[:, None]).tolist(),
         shared_by=[sum(layer.shared_by[k] for layer in layers) for k in range(count + 1)],
     )
-
-
-def _overlaps(rows: Tensor) -> Tensor:
-    """Return how many entries two tasks have in common (tasks, tasks), given bools (tasks, weights)."""
-    common = [[(one & other).sum() for other in rows] for one in rows]
-    return torch.stack([torch.stack(row) for row in common]).double().cpu()
 
 
 def _layer(name: str, title: str, rows: Tensor) -> LayerCapacity:

@@ -41,6 +41,9 @@ class AGEM(Method):
     See docs/methods/agem.md for formulas, published values and results.
     """
 
+    targets = "plain"
+    splits_batches = False
+
     step_forms = "many"
     keeps: ClassVar = {"memory": "images"}
 

@@ -38,6 +38,9 @@ class DERpp(Method):
     See docs/methods/derpp.md for formulas, published values and results.
     """
 
+    targets = "plain"
+    splits_batches = False
+
     step_forms = "many"
     keeps: ClassVar = {"memory": "images"}
 
@@ -79,8 +82,8 @@ class DERpp(Method):
         filled = self.memory.used.any()
         dark, labelled = self.draw(batch, filled), self.draw(batch, filled)
         drift = self.drift(self(dark.x, dark.task), dark)
-        replayed = F.cross_entropy(self(labelled.x, labelled.task), labelled.y)
-        loss = F.cross_entropy(logits, batch.y) + filled * (self.alpha * drift + self.beta * replayed)
+        replayed = F.cross_entropy(self(labelled.x, labelled.task), labelled.y, label_smoothing=batch.target.smoothing)
+        loss = batch.loss(logits) + filled * (self.alpha * drift + self.beta * replayed)
         return loss, logits.detach()
 
     def draw(self, batch: Batch, filled: Tensor) -> Examples:

@@ -37,6 +37,9 @@ class ER(Method):
     See docs/methods/er.md for formulas, published values and results.
     """
 
+    targets = "plain"
+    splits_batches = False
+
     step_forms = "many"
     keeps: ClassVar = {"memory": "images"}
 
@@ -83,7 +86,8 @@ class ER(Method):
         x = torch.where(filled, x, batch.x[repeated])
         batch_task = batch.task if isinstance(batch.task, Tensor) else torch.full_like(batch.y, batch.task)
         logits = self(torch.cat([batch.x, x]), torch.cat([batch_task, task]))
-        losses = F.cross_entropy(logits, torch.cat([batch.y, y]), reduction="none")
+        smoothing = batch.target.smoothing
+        losses = F.cross_entropy(logits, torch.cat([batch.y, y]), reduction="none", label_smoothing=smoothing)
         weight = torch.cat([torch.ones_like(batch.y), filled.to(y.dtype).expand_as(y)])
         return (losses * weight).sum() / weight.sum()
 

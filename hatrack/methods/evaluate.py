@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hatrack.methods.method import Method
 from hatrack.methods.modes import evaluation_mode
@@ -25,8 +24,8 @@ class Score(NamedTuple):
     """What `evaluate` returns.
 
     Attributes:
-        loss: the mean cross-entropy.
-        accuracy: the share of the images that are classified correctly.
+        loss: the mean loss: the cross-entropy, unless the task asks for another.
+        accuracy: the share of the images that are classified correctly; of another target, its score.
     """
 
     loss: float
@@ -64,8 +63,8 @@ class Evaluation:
         """Add the loss and the number of correct answers of a batch to the total."""
         task = self.split.task if isinstance(self.split.task, int) else self.split.task[index]
         logits, y = self.method(self.split.inputs(index), task), self.split.y[index]
-        self.total[0] += F.cross_entropy(logits, y, reduction="sum")
-        self.total[1] += (logits.argmax(1) == y).sum()
+        self.total[0] += self.split.target.total_loss(logits, y)
+        self.total[1] += self.split.target.total_score(logits, y)
         return self.total
 
     @torch.no_grad()
@@ -201,8 +200,10 @@ def without_task_ids(
         wait: called before the results are read from the device.
 
     Returns:
-        One accuracy per data set.
+        One accuracy per data set; not numbers if a data set has other targets than classes.
     """
+    if any(split.target.kind != "classes" for split in splits):
+        return [math.nan] * len(splits)  # outputs that mean different things can't be compared
     device = method.net.example.device
     right = torch.zeros(len(splits), dtype=torch.int64, device=device)
     with evaluation_mode(method):

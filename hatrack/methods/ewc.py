@@ -42,6 +42,8 @@ class EWC(Method):
     See docs/methods/ewc.md for formulas, published values and results.
     """
 
+    targets = "classes"
+
     fisher: Tensor  # each (weights,)
     anchor: Tensor
     learned: Tensor

@@ -141,10 +141,7 @@ def _named(method: "Method", task: int) -> str:
 
 def take_probes(method: "Method", new: Task) -> Probes:
     """Compute the probes of the finished tasks that must not change: on the example images, on some of the new task, and on
-    those of the finished task that were stored.
-
-    Tasks whose logits are random are left out.
-    """
+    those of the finished task that were stored."""
     guaranteed = [task for task in method.history if task != new.index and method.used_by(task)]
     if not guaranteed or new.shape != method.net.example.shape[1:]:
         return Probes({}, {})
@@ -153,8 +150,13 @@ def take_probes(method: "Method", new: Task) -> Probes:
     images = {
         task: torch.cat([*common, *([method.stored_images.of(task)] if method.stored_images else [])]) for task in guaranteed
     }
-    once, twice = ({task: _answers(method, task, images[task]) for task in guaranteed} for _ in range(2))
-    return Probes(images, {task: once[task] for task in guaranteed if close(once[task], twice[task], ROUNDING)})
+    return probes_on(method, images)
+
+
+def probes_on(method: "Method", images: dict[int, Tensor]) -> Probes:
+    """Compute the probes of tasks on given images. Tasks whose logits are random are left out."""
+    once, twice = ({task: _answers(method, task, given) for task, given in images.items()} for _ in range(2))
+    return Probes(images, {task: once[task] for task in images if close(once[task], twice[task], ROUNDING)})
 
 
 def close(then: Tensor, now: Tensor, share: float) -> bool:

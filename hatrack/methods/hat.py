@@ -6,23 +6,39 @@ bit; the gates have their own learning rate, because they are always trained by 
 every update, so that momentum, Adam and weight decay can't move them either; each task has its own norms.
 """
 
-import re
 import warnings
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.growth.grow import try_growth
-from hatrack.methods.growth.growth import GrowBelowOption, GrowByOption, GrowOption, Growth, to_present
+from hatrack.methods.growth.growth import (
+    GrowBelowOption,
+    GrowByOption,
+    GrowOption,
+    Growth,
+    grown_initial,
+    masks_of_generations,
+    to_present,
+)
 from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
-from hatrack.methods.parts.annealing import Anneal, hardness
+from hatrack.methods.parts.annealing import Anneal, compensation, hardness, without_denormals
+from hatrack.methods.parts.candidates import (
+    ReuseOption,
+    RoomOption,
+    check_options,
+    own_weights,
+    unit_candidates,
+    with_initial,
+)
 from hatrack.methods.parts.freeze import Freeze
+from hatrack.methods.parts.releasing import FreeOption, InitialValues, renew, warn_of_traces
 from hatrack.methods.parts.task_norms import TaskNorms
+from hatrack.methods.parts.unit_usage import layer_usage, warn_if_held
 from hatrack.methods.serving import ServedNetwork, ServedTask
 from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.heads import grouped
@@ -32,10 +48,8 @@ from hatrack.seeds import generator
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
 from hatrack.text import held_whole
-from hatrack.tracing.units import LEFT, Units
+from hatrack.tracing.units import Units
 
-MUCH = 0.2  # of the trunk's weights: if more is held whole, a warning says so
-SECOND_CALL = re.compile(r"^(.*[^)]) \(call \d+\)$")  # of a layer with a name, not of a function
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
 
 
@@ -102,19 +116,25 @@ class HAT(Method):
         ] = "freeze",
         leave: Annotated[str, Option("parts to hold whole after the first task, as patterns separated by commas")] = "",
         probes: ProbesOption = 0,
+        free: FreeOption = "kept",
+        reuse: ReuseOption = "allowed",
+        room: RoomOption = 0,
         grow: GrowOption = "off",
-        grow_below: GrowBelowOption = 0.1,
+        grow_below: GrowBelowOption = 0.5,
         grow_by: GrowByOption = 0.5,
     ) -> None:
         super().__init__(net)
         self.options = check(HAT, locals())
+        room = check_options(net, reuse, room, norms=norms, masks=masks)
+        if free == "initial" and masks == "soft":
+            raise ValueError("free='initial' needs masks='binary': with soft gates finished tasks use all weights a little")
         self.stored_images = stored_images(probes, net.example)
         self.smax, self.c, self.kind, self.protect = smax, c, masks, protect
         self.anneal, self.embedding, self.gate_lr = anneal, embedding, gate_lr
         self.units = Units(net.trunk, net.example, on_unknown=on_unknown, leave=leave)
         self.units.to(net.example.device)
         self.held = self.units.held_whole()
-        self._warn_if_held()
+        warn_if_held(self.units, self.held)
         if self.units.reads:
             warnings.warn(
                 f"the trunk reads values of its input into Python ({'; '.join(self.units.reads[:3])}): what follows may "
@@ -124,27 +144,18 @@ class HAT(Method):
         # Units of layers that the user froze can't change, so their gates are always open and need no capacity.
         self.register_buffer("frozen", self.units.frozen().to(net.example.device), persistent=False)
         self.norms = TaskNorms(net, shared=norms == "shared", more=sorted(self.units.per_task))
+        self.initial = InitialValues(self._shared_weights()) if free == "initial" or room else None
+        self.candidates = unit_candidates(self.units, net.seed, room).to(net.example.device) if room else None
         self.embeddings = nn.ParameterList()  # (units,) per task
         self.register_buffer("gates", torch.zeros(0, self.units.count, dtype=torch.bool if masks == "binary" else None))
         self.register_buffer("done", torch.zeros(0, dtype=torch.bool))
-        self.learning = 0  # the task being learned; it and the next two are set by `learn_task`
+        self.learning = 0  # the task being learned; it and the next three are set by `learn_task`
         self.freezes: list[PartialFreeze] = []
+        self.own: dict[str, Tensor] = {}  # with candidates: which weights of the trunk are the task's own, by name
         self.used = torch.zeros(self.units.count)  # the largest gate of finished tasks, for every unit
         self.growth = Growth()
         self.on_new_tasks()
         try_growth(self)
-
-    def _warn_if_held(self) -> None:
-        """Warn if much of the trunk can't be followed, so that later tasks could hardly learn."""
-        sizes = {name: p.numel() for name, p in self.net.trunk.named_parameters() if p.requires_grad}
-        wished = {name for name, reason in self.held.items() if reason.startswith(LEFT)}
-        held = {name: count for name, count in self.units.held_elements().items() if count and name not in wished}
-        share = sum(held.values()) / max(1, sum(sizes.values()))
-        if share > MUCH:
-            order = sorted(held, key=lambda name: -held[name])
-            named = [f"{name} ({self.held.get(name, f'{held[name] / sizes[name]:.0%} of it')})" for name in order]
-            few = ", ".join(named[:3]) + (f", ... ({len(named)} in all)" if len(named) > 3 else "")
-            warnings.warn(f"{share:.0%} of the trunk's weights are held whole after the first task: {few}", stacklevel=3)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move also the tables of units, when `.to(device)` is called."""
@@ -164,7 +175,8 @@ class HAT(Method):
     def _initial_embedding(self, task: int) -> Tensor:
         """Return the embedding (units,) with which a task starts."""
         e, source = torch.empty(self.units.count), generator(self.net.seed, "embedding", task)
-        return e.normal_(generator=source) if self.embedding == "normal" else e.uniform_(0, 2, generator=source)
+        e.normal_(generator=source) if self.embedding == "normal" else e.uniform_(0, 2, generator=source)
+        return e if self.candidates is None else torch.where(self.candidates.of(task).cpu(), e, -LIMIT)
 
     # Forward
 
@@ -183,7 +195,13 @@ class HAT(Method):
             return grouped(self, x, task)
         if (old := self.growth_of(task)) is not None:  # the task was learned before the trunk was widened
             return self.net.head(old.run(self.net, x, self.norms.of(task), self.final_gates(task)), task)
-        return self.net.head(self.units.run(x, self.final_gates(task), self.norms.of(task)), task)
+        return self.net.head(self.units.run(x, self.final_gates(task), self._tensors(task)), task)
+
+    def _tensors(self, task: int) -> dict[str, Tensor]:
+        """Return the task's own norms, by name. While it is learned and has candidates, also the weights of the trunk, with
+        initial values in place of all that is not its own, so that it depends on no other task."""
+        own = self.own if task == self.learning else {}
+        return self.norms.of(task) | with_initial(self.net.trunk, own, self.initial)
 
     def served(self, task: int) -> ServedTask:
         if (old := self.growth_of(task)) is not None:
@@ -195,49 +213,81 @@ class HAT(Method):
     # Learning
 
     def learn_task(self, task: Task, fit: Fit) -> None:
-        self.done[task.index] = False  # if the task was learned before, its units become free
-        self._freeze_used_weights()
-        self.warn_if_full(task)
-        self.learning = task.index
-        fit(self, task, plain={self.embeddings[task.index]: self.gate_lr})
+        self.begin_task(task.index)
+        self.warn_if_full(task.name) if self.candidates is None else self.candidates.check(task, fit)
+        fit(self, task, plain={self.embeddings[task.index]: self.gate_rate})
         self.norms.recompute(self, task.index, task.train)  # with the final gates
-        self.gates[task.index] = self.final_gates(task.index).detach()
-        self.done[task.index] = True
+        self.finish_task(task.index)
+
+    def begin_task(self, task: int, embedding: nn.Parameter | None = None) -> None:
+        """Freeze what finished tasks use. A task that was learned before is not among them, so that its units become free.
+
+        Args:
+            task: the number of the task that is learned now.
+            embedding: (units,), the parameter that is learned in place of the task's own; it gets its initial values.
+        """
+        self.done[task], self.learning = False, task
+        self._freeze_used_weights()
+        if embedding is not None:
+            embedding.data.copy_(self._initial_embedding(task))
+            self.embeddings[task] = embedding
+
+    def finish_task(self, task: int) -> None:
+        """Store the gates that a task has now as its final ones."""
+        self.gates[task] = self.final_gates(task).detach()
+        self.done[task] = True
+        self._renew_free_weights()
+
+    @property
+    def gate_rate(self) -> float:
+        """The learning rate of the embeddings."""
+        return self.gate_lr
+
+    def frozen_weights(self) -> list[Freeze]:
+        """Return what is frozen while a task is learned, by parameter."""
+        return [partial.freeze for partial in self.freezes]
 
     def end_learning(self) -> None:
-        self.freezes = []
+        self.freezes, self.own = [], {}
+
+    def _shared_weights(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that tasks share and train, by name: of the trunk without norms, and of a shared head."""
+        trunk = {f"trunk.{name}": p for name, p in self.net.trunk.named_parameters() if name in self.units.traced}
+        head = {f"heads.0.{name}": p for name, p in self.net.heads[0].named_parameters()} if self.net.shared else {}
+        return {name: p for name, p in (trunk | head).items() if p.requires_grad}
+
+    def _shares(self, tasks: list[Tensor]) -> dict[str, Tensor]:
+        """Return how far any of these gates (units,) use each shared weight, from 0 to 1, by the name of the parameter."""
+        shares = {name: torch.zeros(p.shape) for name, p in self._shared_weights().items()}
+        for gates in tasks:
+            masks = {f"trunk.{name}": mask for name, mask in self.units.weight_masks(gates).items()}
+            # All tasks use the outputs of a shared head; a head per task needs no protection.
+            masks |= {"heads.0.weight": self.units.feature_masks(gates.cpu()), "heads.0.bias": torch.ones(())}
+            shares = {name: torch.maximum(share, masks[name]) for name, share in shares.items()}
+        for masks in masks_of_generations(self, together=self.protect == "paper"):  # of tasks learned at an earlier width
+            shares = {name: torch.maximum(share, masks[name.removeprefix("trunk.")]) for name, share in shares.items()}
+        return shares
+
+    def _renew_free_weights(self, *, erase: bool = False) -> None:
+        """Return weights that no finished task uses to their initial values, if these are kept; to erase, draw others."""
+        if self.initial is not None or erase:
+            used = {name: share > 0 for name, share in self._shares(list(self.gates[self.done].float())).items()}
+            renew(self._shared_weights(), used, self.initial, self.net.seed)
 
     @torch.no_grad()
     def _freeze_used_weights(self) -> None:
         """Compute which units the finished tasks use, and freeze the weights between them."""
-        finished = [self.gates[t].float() for t in range(len(self.gates)) if self.done[t]]
+        finished = list(self.gates[self.done].float())
         self.used = torch.stack([torch.zeros_like(self.embeddings[0]), *finished]).amax(0)
-        self.freezes = []
-        protected = [self.used] if self.protect == "paper" or not finished else finished  # all tasks together, or each
-        spread = [self.units.weight_masks(gates) for gates in protected] + self._masks_of_generations()
-        for name, parameter in self.net.trunk.named_parameters():
-            if name in self.units.traced:
-                self._freeze(parameter, torch.stack([weights[name] for weights in spread]).amax(0), empty=not finished)
-        if self.net.shared:  # all tasks use its outputs; a head per task needs no protection
-            features = torch.stack([self.units.feature_masks(gates.cpu()) for gates in protected]).amax(0)
-            head = self.net.heads[0]
-            self._freeze(head.get_parameter("weight"), features.expand_as(head.get_parameter("weight")), empty=not finished)
-            bias = torch.ones(()) if finished else torch.zeros(())
-            self._freeze(head.get_parameter("bias"), bias, empty=not finished)
-
-    def _masks_of_generations(self) -> list[dict[str, Tensor]]:
-        """Return masks of the weights that tasks use which were learned at an earlier width of the trunk."""
-        shapes = {name: p.shape for name, p in self.net.trunk.named_parameters()}
-        result = []
-        for old, tasks in self.growth.all() if self.growth is not None else ():
-            finished = [self.gates[t][old.places.units].float() for t in tasks if self.done[t]]
-            together = [torch.stack(finished).amax(0)] if finished and self.protect == "paper" else finished
-            for gates in together:
-                wide = {name: torch.zeros(shape) for name, shape in shapes.items()}
-                for name, mask in old.units.weight_masks(gates).items():
-                    old.places.to(mask.device).put(name, wide[name], mask)
-                result.append(wide)
-        return result
+        protected = [self.used] if self.protect == "paper" and finished else finished  # all tasks together, or each
+        shares, self.freezes = self._shares(protected), []
+        if self.candidates is not None:  # all but the candidates count as used
+            mine = self.candidates.of(self.learning)
+            self.used = (~mine).to(self.used)
+            self.own = own_weights(self.units, mine)
+            shares = {f"trunk.{name}": (~mask).float() for name, mask in self.own.items()}
+        for name, parameter in self._shared_weights().items():
+            self._freeze(parameter, shares[name], empty=not finished and self.candidates is None)
 
     def _freeze(self, parameter: nn.Parameter, share: Tensor, *, empty: bool) -> None:
         """Freeze entries of a parameter by their share: 1 completely, 0 not at all, between them with soft masks only."""
@@ -249,12 +299,26 @@ class HAT(Method):
             self.freezes.append(PartialFreeze(parameter, Freeze(parameter, share == 1, empty=empty), *soft))
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the cross-entropy with annealed gates, plus c times the capacity term (Eq. 4)."""
+        """Return the loss of the task with annealed gates, plus c times the capacity term (Eq. 4)."""
         assert isinstance(batch.task, int), "HAT learns one task at a time"
-        gates = self._open_frozen(torch.sigmoid(hardness(batch, self.smax, self.anneal) * self.embeddings[batch.task]))
-        features = self.units.run(batch.x, without_denormals(gates), self.norms.of(batch.task))
-        logits = self.net.head(features, batch.task)
-        return F.cross_entropy(logits, batch.y) + self.c * self.capacity(gates)
+        gates = self.soft_gates(self.embeddings[batch.task], hardness(batch, self.smax, self.anneal))
+        logits = self._with_gates(batch.x, batch.task, gates)
+        return batch.loss(logits) + self.c * self.capacity(gates)
+
+    def soft_gates(self, e: Tensor, s: Tensor) -> Tensor:
+        """Return the gates (units,) of an embedding at hardness s (Eq. 1)."""
+        return self._open_frozen(torch.sigmoid(s * e))
+
+    def _with_gates(self, x: Tensor, task: int, gates: Tensor) -> Tensor:
+        """Return the logits of a task with these soft gates."""
+        opened = without_denormals(gates)
+        if self.candidates is not None:  # `used` is 1 for all other units, which stay closed unless the user froze them
+            opened = torch.where((self.used == 0) | self.frozen, opened, 0.0)
+        return self.net.head(self.units.run(x, opened, self._tensors(task)), task)
+
+    def soft_forward(self, x: Tensor, task: int, s: Tensor) -> Tensor:
+        """Return the logits of the task being learned, with its gates at hardness s."""
+        return self._with_gates(x, task, self.soft_gates(self.embeddings[task], s))
 
     def capacity(self, gates: Tensor) -> Tensor:
         """Return R (Eq. 5), the share of the free units that the gates open; 0 when no unit is free."""
@@ -271,6 +335,14 @@ class HAT(Method):
         e = self.embeddings[batch.task]
         if e.grad is not None:
             e.grad.mul_(compensation(e, hardness(batch, self.smax, self.anneal), self.smax))
+
+    def gate_gradient(self, grad: Tensor, s: Tensor) -> Tensor:
+        """Return the gradient by which the embedding moves: that of a loss without the capacity term, plus c times that of
+        the capacity term, compensated. A loop that computes its own loss needs it; `loss` has it all in one."""
+        with torch.enable_grad():
+            e = self.embeddings[self.learning].detach().requires_grad_()  # without hooks, which autograd.grad would call
+            own: Tensor = torch.autograd.grad(self.c * self.capacity(self.soft_gates(e, s)), e)[0]
+        return (grad + own) * compensation(e.detach(), s, self.smax)
 
     def constrain(self) -> None:
         """Restore the bits of frozen weights, keep the others finite (infinity times a closed gate is not 0), and clamp the
@@ -305,20 +377,29 @@ class HAT(Method):
         return {**self.used_of_network(task, own, tensors), "gates": gates}
 
     @torch.no_grad()
-    def release(self, task: int) -> None:
+    def release(self, task: int, *, erase: bool = False) -> None:
         """Forget a task and free the units that only it uses. The task is then as if it had never been learned.
 
         Args:
             task: the number of the task.
+            erase: also give new values to all weights that no remaining task uses: the initial ones if the option `free` or
+                `reuse` keeps them. A warning names what may hold traces of the task; docs/releasing.md has the rules.
         """
         self.net.check_task_id(task)
         self.make_room()
+        if erase and self.candidates is None:
+            held = [name for name, count in self.units.held_elements().items() if count]
+            drift = "gates are soft" if self.kind == "soft" else "tasks share their norms"
+            warn_of_traces(self, task, held, drift if not self.used_by(task) else "")
         self.forget_task(task)
         to_present(self, task)
         self.done[task], self.gates[task] = False, 0
         self.embeddings[task].copy_(self._initial_embedding(task))
         self.norms.reset(self.net, task)
         self.net.reset_head(task)
+        if erase:
+            self.net.preprocessing.reset(task)
+        self._renew_free_weights(erase=erase)
 
     # Growing
 
@@ -342,6 +423,7 @@ class HAT(Method):
             if done:
                 new[places] = before.detach()
         self.gates, self.embeddings = gates, nn.ParameterList(embeddings)
+        self.initial = grown_initial(self.initial, self._shared_weights(), wider.places)
 
     def layer_masks(self, task: int) -> dict[str, Tensor]:
         """Return which units of every layer a task uses: bools (units of the layer,), by the layer's name."""
@@ -350,6 +432,8 @@ class HAT(Method):
     def weight_masks(self, task: int) -> dict[str, Tensor]:
         """Return which weights lie between two units that a task uses, by name: bools in the shape of the parameter."""
         self.net.check_task_id(task)
+        if self.candidates is not None:
+            return own_weights(self.units, self._open_units(task))
         shares = self.units.weight_masks(self._open_units(task).float())
         frozen = self.built[1]  # by the user: no task takes them
         return {name: share == 1 for name, share in shares.items() if name in self.units.traced and name not in frozen}
@@ -362,23 +446,5 @@ class HAT(Method):
     def usage(self) -> dict[str, float]:
         """Return the share of the units of every layer that finished tasks use, and 1 for what is held whole by them."""
         used = (self.gates[self.done] > 0.5).any(0).float()
-        layers: dict[str, list[Tensor]] = {}  # a layer that is called twice has units of both calls
-        for name, units in self.units.layers.items():
-            if not self.frozen[units].all():
-                layers.setdefault(SECOND_CALL.sub(r"\1", name), []).append(used[units])
         held = {held_whole(name, reason): float(self.done.any()) for name, reason in self.held.items()}
-        return {name: torch.cat(parts).mean().item() for name, parts in layers.items()} | held
-
-
-def without_denormals(gates: Tensor) -> Tensor:
-    """Raise gates under 1e-12 to 1e-12 without changing their gradient.
-
-    No sum in float32 shows the difference, but products of such gates are denormal numbers, with which a CPU is many times
-    slower. They are not set to 0, because a relu has no slope there.
-    """
-    return gates + (gates.clamp(min=1e-12) - gates).detach()
-
-
-def compensation(e: Tensor, s: Tensor, smax: float) -> Tensor:
-    """Return the factor on the gradient of an embedding: smax (cosh(se) + 1) / (s (cosh(e) + 1)), |se| clamped at 50."""
-    return smax / s * (torch.cosh((s * e).clamp(-50, 50)) + 1) / (torch.cosh(e) + 1)
+        return layer_usage(self.units, used, self.frozen) | held

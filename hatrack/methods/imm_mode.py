@@ -39,6 +39,8 @@ class IMMMode(Method):
     See docs/methods/imm-mode.md for formulas, published values and results.
     """
 
+    targets = "classes"
+
     fisher: Tensor  # (weights,): summed over the tasks
     anchor: Tensor  # (weights,): the merged weights of the tasks so far
     learned: Tensor  # 0-d: number of tasks learned

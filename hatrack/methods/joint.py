@@ -30,6 +30,8 @@ class Joint(Method):
     See docs/methods/joint.md for formulas, published values and results.
     """
 
+    targets = "plain"
+
     step_forms = "many"
 
     def __init__(

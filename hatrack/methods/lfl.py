@@ -9,7 +9,6 @@ from typing import Annotated, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
@@ -91,7 +90,7 @@ class LFL(Method):
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy plus (strength / 2) |f_old - f|^2, summed over the batch and the features."""
         features = self.net.trunk(batch.x)
-        loss = F.cross_entropy(self.net.head(features, batch.task), batch.y)
+        loss = batch.loss(self.net.head(features, batch.task))
         for teacher in self.teacher:  # one, or none in the first task
             with torch.no_grad():
                 old = teacher(batch.x)

@@ -36,6 +36,8 @@ class LwF(Method):
     See docs/methods/lwf.md for formulas, published values and results.
     """
 
+    targets = "classes"
+
     step_forms = "many"
 
     learned: Tensor  # (tasks,): whether a task has been learned
@@ -81,7 +83,7 @@ class LwF(Method):
         """Return the cross-entropy of the new task plus strength times the distillation term of every earlier task."""
         features = self.net.trunk(batch.x)
         new = self.net.head(features, self.reach(batch.task))
-        loss = F.cross_entropy(new, batch.y)
+        loss = batch.loss(new)
         for teacher in self.teacher:  # one, or none in the first task
             with torch.no_grad():
                 old_features = teacher.trunk(batch.x)

@@ -15,12 +15,11 @@ from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hatrack.methods.divergence import rate
 from hatrack.methods.fit import CountedFit, Fit, LearnResult
 from hatrack.methods.growth.generation import Generation
-from hatrack.methods.growth.grow import begin_task, grow, replay
+from hatrack.methods.growth.grow import grow, prepare_trunk, replay
 from hatrack.methods.growth.growth import Growth, remember
 from hatrack.methods.guarantees import Probes, transaction
 from hatrack.methods.hidden_state import HiddenState
@@ -37,6 +36,7 @@ from hatrack.regime import Regime
 from hatrack.registry import Scenario, undefined
 from hatrack.tasks.device import to_device
 from hatrack.tasks.split import Batch, TaskId
+from hatrack.tasks.targets import Able
 from hatrack.tasks.task import Task
 from hatrack.text import SCARCE, is_held
 
@@ -74,6 +74,8 @@ class Method(TrainedMethod):
     # What the attributes of these names hold, if it is "masks" or "images": see `kept_bytes`.
     keeps: ClassVar[Mapping[str, Literal["masks", "images"]]] = {}
     scenarios: ClassVar[tuple[Scenario, ...]] = ("task", "domain", "class")  # where the method is defined
+    targets: ClassVar[Able] = "any"  # what its tasks may ask for: see tasks/targets.py
+    splits_batches: ClassVar[bool] = True  # whether the loss of a batch is the mean over its parts: see `Regime.accumulate`
     exchanges: ClassVar[bool] = True  # whether `forward` may exchange tensors within modules, as `functional_call` does
 
     def __init__(self, net: Network) -> None:
@@ -113,7 +115,7 @@ class Method(TrainedMethod):
         """Return all tensors by name. Which tasks are learned is in its metadata, where torch keeps versions."""
         state = super().state_dict(*args, prefix=prefix, **keywords)
         if (own := getattr(state, "_metadata", {}).get(prefix[:-1])) is not None:
-            own["learned"] = {"tasks": dict(self.history), "digests": dict(self.digests)}
+            own["learned"] = {"tasks": dict(self.history), "digests": dict(self.digests), "targets": dict(self.net.targets)}
         return state
 
     def _load_from_state_dict(
@@ -126,6 +128,7 @@ class Method(TrainedMethod):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **keywords)
         if (learned := local_metadata.get("learned")) is not None:  # a plain dictionary of tensors does not say it
             self.history, self.digests = dict(learned["tasks"]), dict(learned["digests"])
+            self.net.targets = dict(learned.get("targets", {}))
 
     def __repr__(self) -> str:
         known = parameters(type(self))
@@ -156,7 +159,7 @@ class Method(TrainedMethod):
 
         It may also return two things: the loss, and what `edit_grads` needs of its computation.
         """
-        return F.cross_entropy(self(batch.x, batch.task), batch.y)
+        return batch.loss(self(batch.x, batch.task))
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
         """Change the gradients (`.grad`) in place, between backward and the optimizer. It runs inside the training step.
@@ -252,6 +255,7 @@ class Method(TrainedMethod):
                 f"its place: net.add_task gives it a number of its own; forget_task({task.index}) gives up the old one"
             )
         self.net.check_task(task)
+        task.target.check_for(type(self).__name__, self.targets, task.name)
         check_owner(self)
         with self.lock, without_autocast_cache(), self._room_for(task):
             task, counted = to_device(task, self.net.example.device), CountedFit(fit)
@@ -261,6 +265,7 @@ class Method(TrainedMethod):
                 usage = self.usage()
                 kept = self.stored_images.select(task.train) if self.stored_images and self.used_by(task.index) else None
             self.digests.pop(task.index, None)  # of the task as it was before, if it was learned again
+            self.net.set_target(task)
             self.router.delete(task.index)
             self.history.pop(task.index, None)
             self.history[task.index] = task.name
@@ -372,7 +377,7 @@ class Method(TrainedMethod):
             return
         undo, before = remember(self), (self.growth.steps, self.growth.born)
         try:
-            begin_task(self, task)
+            prepare_trunk(self, task)
             yield
         except BaseException:
             if self.growth.steps is not before[0] or self.growth.born is not before[1]:
@@ -420,6 +425,7 @@ class Method(TrainedMethod):
         self.history.pop(task, None)
         self.digests.pop(task, None)
         self.router.delete(task)
+        self.net.targets.pop(task, None)
         if self.stored_images:
             self.stored_images.delete(task)
 
@@ -440,14 +446,14 @@ class Method(TrainedMethod):
             tensors += [(f"trunk.{name}", t) for name, t in trunk.items()]
         return {name: exchanged.get(name, tensor) for name, tensor in tensors if name.startswith(parts)}
 
-    def warn_if_full(self, task: Task) -> None:
+    def warn_if_full(self, name: str) -> None:
         """Warn if little is free in some layers; the task is learned all the same."""
         taken = {layer: share for layer, share in self.usage().items() if not is_held(layer)}
         scarce = [f"{layer} ({1 - share:.0%})" for layer, share in taken.items() if 1 - share < SCARCE]
         if scarce:
             which = ", ".join(scarce[:3]) + (" ..." if len(scarce) > 3 else "")
             counts = f"{len(scarce)} of {len(taken)} layers: {which}"
-            warnings.warn(f"task {task.name!r} finds under {SCARCE:.0%} free in {counts}", stacklevel=4)
+            warnings.warn(f"task {name!r} finds under {SCARCE:.0%} free in {counts}", stacklevel=4)
 
 
 def used_modules(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:

@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.freeze import Freeze
+from hatrack.methods.parts.releasing import renew, warn_of_traces
 from hatrack.methods.parts.task_norms import TaskNorms, own_tensors
 from hatrack.methods.parts.vectors import pieces, values
 from hatrack.methods.serving import ServedNetwork, ServedTask
@@ -155,7 +155,7 @@ class PackNet(Method):
         self._free_weights_of(task.index)  # if it was learned before
         position = int(self.turns.max()) + 1
         self._freeze(self.owner > 0)
-        self.warn_if_full(task)
+        self.warn_if_full(task.name)
         first = fit(self, task)
         self._prune(position)
         self._freeze(self.owner != position)  # also the pruned weights: they stay 0
@@ -196,7 +196,7 @@ class PackNet(Method):
 
     def loss(self, batch: Batch) -> Tensor:
         assert isinstance(batch.task, int), "PackNet learns one task at a time"
-        return F.cross_entropy(self._run(batch.x, batch.task, {}), batch.y)
+        return batch.loss(self._run(batch.x, batch.task, {}))
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
         for freeze in self.freezes:
@@ -227,17 +227,43 @@ class PackNet(Method):
         return {name: (owner > 0).float().mean().item() for name, owner in zip(self.packed, owners, strict=True)}
 
     @torch.no_grad()
-    def release(self, task: int) -> None:
+    def release(self, task: int, *, erase: bool = False) -> None:
         """Forget a task: free the weights that no other task uses, and reset its head, norms and biases.
 
         Args:
             task: the number of the task.
+            erase: also give new values to all weights that no remaining task uses: 0, as pruned weights have; random ones
+                if no task remains. A warning names what may hold traces of the task; docs/releasing.md has the rules.
         """
         if not 0 <= task < len(self.turns) or not self.turns[task]:
             raise ValueError(f"task {task} is not learned, so it has nothing to release")
+        if erase:
+            alone = len(self.history) == 1
+            warn_of_traces(
+                self,
+                task,
+                self.fixed,
+                f"{', '.join(self.fixed_norms[:3])} keep its values" if alone and self.fixed_norms else "",
+            )
         self._free_weights_of(task)
         self.forget_task(task)
         self.norms.reset(self.net, task)
         if self.own:
             self.biases[task].copy_(values(self._parameters_named(self.own)))
         self.net.reset_head(task)
+        if erase:
+            self.net.preprocessing.reset(task)
+            self._erase_free_weights()
+
+    def _erase_free_weights(self) -> None:
+        """Set all free weights to 0, as a task that was pruned leaves them; draw new ones if no task is learned, because a
+        network of zeros learns nothing."""
+        if self.turns.any():
+            weights = self._parameters_named(self.packed)
+            for weight, owner in zip(weights, pieces(self.owner, weights), strict=True):
+                weight[owner == 0] = 0
+        else:
+            normed = tuple(f"{name}." for name in self.fixed_norms)  # drawn at random they would hardly be norms
+            names = [*self.packed, *(name for name in self.fixed if not name.startswith(normed))]
+            found = dict(zip(names, self._parameters_named(names), strict=True))
+            renew(found, {name: torch.zeros_like(p, dtype=torch.bool) for name, p in found.items()}, None, self.net.seed)

@@ -9,18 +9,26 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.growth.grow import try_growth
-from hatrack.methods.growth.growth import GrowBelowOption, GrowByOption, GrowOption, Growth, to_present
+from hatrack.methods.growth.growth import (
+    GrowBelowOption,
+    GrowByOption,
+    GrowOption,
+    Growth,
+    grown_initial,
+    to_present,
+)
 from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
 from hatrack.methods.parts.annealing import Anneal, hardness
 from hatrack.methods.parts.bits import pack, unpack
+from hatrack.methods.parts.candidates import ReuseOption, RoomOption, check_options, weight_candidates
 from hatrack.methods.parts.capturing import is_capturing
 from hatrack.methods.parts.divisors import divisors
 from hatrack.methods.parts.freeze import Freeze
+from hatrack.methods.parts.releasing import FreeOption, InitialValues, renew, warn_of_traces
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.parts.vectors import pieces
 from hatrack.methods.serving import ServedNetwork, ServedTask
@@ -87,21 +95,29 @@ class PMASK(Method):
             Literal["task", "shared"], Option("normalisation of each task its own, or one that all tasks train")
         ] = "task",
         probes: ProbesOption = 0,
+        free: FreeOption = "kept",
+        reuse: ReuseOption = "allowed",
+        room: RoomOption = 0,
         grow: GrowOption = "off",
-        grow_below: GrowBelowOption = 0.1,
+        grow_below: GrowBelowOption = 0.5,
         grow_by: GrowByOption = 0.5,
     ) -> None:
         super().__init__(net)
         self.options = check(PMASK, locals())
+        room = check_options(net, reuse, room, norms=norms)
         self.stored_images = stored_images(probes, net.example)
         self.smax, self.c, self.anneal, self.embedding, self.gate_lr = smax, c, anneal, embedding, gate_lr
         self.norms = TaskNorms(net, shared=norms == "shared", more=divisors(net))  # no gate may make a divisor 0
         self._count_weights()
+        named = dict(zip(self.names, self.weights(), strict=True))
+        self.initial = InitialValues(named) if free == "initial" or room else None
+        self.candidates = weight_candidates(named, net.seed, room).to(net.example.device) if room else None
         self.register_buffer("packed_masks", torch.zeros(0, -(-self.count // 8), dtype=torch.uint8))
         self.register_buffer("done", torch.zeros(0, dtype=torch.bool))
-        self.register_parameter("embeddings", None)  # it and the next three are set by `learn_task`
+        self.register_parameter("embeddings", None)  # it and the next four are set by `learn_task`
         self.learning = 0  # the task being learned
         self.freezes: list[Freeze] = []
+        self.own: list[Tensor] = []  # with candidates: which weights are the task's own
         self.price = torch.zeros(0)  # (weights,): the share of each weight in the capacity term, 0 if it is used already
         self.growth = Growth()
         self.on_new_tasks()
@@ -140,7 +156,8 @@ class PMASK(Method):
         """Return the embeddings (weights,) with which a task starts; they depend on the seed and the task only."""
         e, source = torch.empty(self.count), generator(self.net.seed, "embedding", task)
         e.normal_(generator=source) if self.embedding == "normal" else e.uniform_(0, 2, generator=source)
-        return e.to(self.net.example.device)
+        e = e.to(self.net.example.device)
+        return e if self.candidates is None else torch.where(self.candidates.of(task), e, -LIMIT)
 
     # Forward
 
@@ -191,17 +208,44 @@ class PMASK(Method):
     # Learning
 
     def learn_task(self, task: Task, fit: Fit) -> None:
-        self.done[task.index] = False  # if the task was learned before, its weights become free
-        self._freeze_used_weights()
-        self.warn_if_full(task)
-        self.learning, self.embeddings = task.index, nn.Parameter(self._initial_embeddings(task.index))
-        fit(self, task, plain={self.embeddings: self.gate_lr * self.per_unit})
+        self.begin_task(task.index)
+        self.warn_if_full(task.name) if self.candidates is None else self.candidates.check(task, fit)
+        assert self.embeddings is not None
+        fit(self, task, plain={self.embeddings: self.gate_rate})
         self.norms.recompute(self, task.index, task.train)  # with the final gates
-        self.packed_masks[task.index] = pack(self.embeddings > 0)
-        self.done[task.index] = True
+        self.finish_task(task.index)
+
+    def begin_task(self, task: int, embedding: nn.Parameter | None = None) -> None:
+        """Freeze what finished tasks use. A task that was learned before is not among them, so that its weights become free.
+
+        Args:
+            task: the number of the task that is learned now.
+            embedding: (weights,), a parameter to learn; it gets its initial values. None: a new one is made.
+        """
+        self.done[task] = False
+        self._freeze_used_weights(task)
+        self.learning, initial = task, self._initial_embeddings(task)
+        if embedding is not None:
+            embedding.data.copy_(initial)
+        self.embeddings = nn.Parameter(initial) if embedding is None else embedding
+
+    def finish_task(self, task: int) -> None:
+        """Store the gates that a task has now as its final ones."""
+        self.packed_masks[task] = pack(self.final_gates(task))
+        self.done[task] = True
+        self._renew_free_weights()
+
+    @property
+    def gate_rate(self) -> float:
+        """The learning rate of the embeddings."""
+        return self.gate_lr * self.per_unit
+
+    def frozen_weights(self) -> list[Freeze]:
+        """Return what is frozen while a task is learned, by parameter."""
+        return self.freezes
 
     def end_learning(self) -> None:
-        self.embeddings, self.freezes = None, []
+        self.embeddings, self.freezes, self.own = None, [], []
 
     def used(self) -> Tensor:
         """Return which weights (weights,) any finished task uses."""
@@ -210,9 +254,20 @@ class PMASK(Method):
             used |= row
         return unpack(used, self.count)
 
-    def _freeze_used_weights(self) -> None:
-        """Freeze the weights that finished tasks use; in the capacity term only the others count."""
+    def _renew_free_weights(self, *, erase: bool = False) -> None:
+        """Return weights that no finished task uses to their initial values, if these are kept; to erase, draw others."""
+        if self.initial is not None or erase:
+            weights = self.weights()
+            used = dict(zip(self.names, pieces(self.used(), weights), strict=True))
+            renew(dict(zip(self.names, weights, strict=True)), used, self.initial, self.net.seed)
+
+    def _freeze_used_weights(self, task: int) -> None:
+        """Freeze the weights that finished tasks use, or all but the candidates of the task if there are such; in the
+        capacity term only the others count."""
         used, weights = self.used(), self.weights()
+        if self.candidates is not None:
+            used = ~self.candidates.of(task)
+            self.own = pieces(~used, weights)
         free = (~used).float()
         self.price = free / free.sum().clamp(min=1)
         parts = zip(weights, pieces(used, weights), strict=True)
@@ -220,17 +275,32 @@ class PMASK(Method):
         self.freezes = [Freeze(weight, part, empty=empty) for weight, part in parts]
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the cross-entropy with annealed gates, plus c times the capacity term."""
+        """Return the loss of the task with annealed gates, plus c times the capacity term."""
         assert isinstance(batch.task, int), "PMASK learns one task at a time"
         weights, capacity = self.masked(hardness(batch, self.smax, self.anneal))
-        return F.cross_entropy(self._run(batch.x, batch.task, weights), batch.y) + self.c * capacity
+        return batch.loss(self._run(batch.x, batch.task, weights)) + self.c * capacity
 
     def masked(self, s: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the weights times the gates of the task being learned, at hardness s, and the capacity term R (HAT's
         Eq. 5)."""
-        given = (self.embeddings, s, self.smax, self.price, *self.weights())
+        weights: list[Tensor] = [*self.weights()]
+        if self.own:  # all other weights count as 0, whatever their gates are, so that the task depends on no other one
+            weights = [torch.where(own, weight, 0) for own, weight in zip(self.own, weights, strict=True)]
+        given = (self.embeddings, s, self.smax, self.price, *weights)
         *weights, capacity = _Masked.apply(*given)  # type: ignore[no-untyped-call]
         return weights, capacity
+
+    def soft_forward(self, x: Tensor, task: int, s: Tensor) -> Tensor:
+        """Return the logits of the task being learned, with its gates at hardness s."""
+        return self._run(x, task, self.masked(s)[0])
+
+    def gate_gradient(self, grad: Tensor, s: Tensor) -> Tensor:
+        """Return the gradient by which the embeddings move: that of a loss without the capacity term, which is compensated
+        already, plus c times that of the capacity term. A loop that computes its own loss needs it."""
+        assert self.embeddings is not None
+        e = self.embeddings.detach()
+        a = (s * e).clamp_(-50, 50).sigmoid_()
+        return _times_slope(self.price * (self.smax * self.c), torch.sigmoid(e), a).add_(grad)
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
         for freeze in self.freezes:
@@ -276,20 +346,27 @@ class PMASK(Method):
         return {name.removeprefix("trunk."): part.mean().item() for name, part in named if part.dim() > 1}
 
     @torch.no_grad()
-    def release(self, task: int) -> None:
+    def release(self, task: int, *, erase: bool = False) -> None:
         """Forget a task and free the weights that only it uses. The task is then as if it had never been learned.
 
         Args:
             task: the number of the task.
+            erase: also give new values to all weights that no remaining task uses: the initial ones if the option `free` or
+                `reuse` keeps them. A warning names what may hold traces of the task; docs/releasing.md has the rules.
         """
         self.net.check_task_id(task)
         self.make_room()
+        if erase and self.candidates is None:
+            warn_of_traces(self, task, [], "" if self.used_by(task) else "tasks share their norms")
         self.forget_task(task)
         to_present(self, task)
         self.done[task] = False
         self.packed_masks[task] = pack(self._initial_embeddings(task) > 0)
         self.norms.reset(self.net, task)
         self.net.reset_head(task)
+        if erase:
+            self.net.preprocessing.reset(task)
+        self._renew_free_weights(erase=erase)
 
     # Growing
 
@@ -304,12 +381,20 @@ class PMASK(Method):
         masks = [pieces(unpack(row, self.count), [before.get_parameter(n) for n in names]) for row in self.packed_masks]
         self.norms = TaskNorms(self.net, shared=self.norms.shared, more=divisors(self.net))
         self._count_weights()
+        self.initial = grown_initial(self.initial, dict(zip(self.names, self.weights(), strict=True)), wider.places)
         rows = [self._initial_embeddings(task) > 0 for task in range(len(masks))]
         for task in self.done_tasks():
             rows[task] = torch.zeros_like(rows[task])
             for name, wide, mask in zip(names, pieces(rows[task], self.weights()), masks[task], strict=True):
                 wider.places.put(name, wide, mask)
         self.packed_masks = torch.stack([pack(row) for row in rows]) if rows else pack(torch.zeros(self.count))[None][:0]
+
+
+def _times_slope(grad: Tensor, sigmoid: Tensor, a: Tensor) -> Tensor:
+    """Multiply in place by the slope of sigmoid(e), and by 0 unless CLOSED < a < 1. Return the result."""
+    aten.sigmoid_backward.grad_input(grad, sigmoid, grad_input=grad)  # times sigmoid(e) (1 - sigmoid(e))
+    aten.hardtanh_backward.grad_input(grad, a, CLOSED, 1, grad_input=grad)
+    return grad
 
 
 class _Masked(torch.autograd.Function):
@@ -339,8 +424,7 @@ class _Masked(torch.autograd.Function):
             else:
                 part.addcmul_(g, w, value=ctx.smax)
         reused = torch.sigmoid(e)  # its memory is used again for the gradients of the weights: new memory is slow
-        aten.sigmoid_backward.grad_input(grad, reused, grad_input=grad)  # times sigmoid(e) (1 - sigmoid(e))
-        aten.hardtanh_backward.grad_input(grad, a, CLOSED, 1, grad_input=grad)  # 0 unless CLOSED < a < 1
+        _times_slope(grad, reused, a)
         parts = zip(outer, pieces(a, weights), pieces(reused, weights), strict=True)
         fresh = is_capturing()  # the compiler plans memory itself, and refuses to write channels-last results in place
         scaled = [g * gate if g.is_complex() or fresh else torch.mul(g, gate, out=part) for g, gate, part in parts]

@@ -30,6 +30,8 @@ class Random(Method):
     See docs/methods/random.md for formulas, published values and results.
     """
 
+    targets = "plain"
+
     exchanges = False
 
     frequency: Tensor  # (tasks, most classes)

@@ -185,7 +185,8 @@ def _on(method: "Method", split: Split) -> tuple[Tensor, Tensor, Tensor]:
     count = min(IMAGES, len(split))
     rows = torch.arange(count, device=split.y.device) * len(split) // max(1, count)
     found = [features_and_logits(method, split.inputs(part), split.task) for part in torch.split(rows, BATCH)]
-    return torch.cat([one for one, _ in found]), torch.cat([two for _, two in found]), split.y[rows]
+    labels = split.y[rows] if split.target.kind == "classes" else torch.zeros_like(rows)  # no classes: one of all
+    return torch.cat([one for one, _ in found]), torch.cat([two for _, two in found]), labels
 
 
 @torch.no_grad()

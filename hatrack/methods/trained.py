@@ -16,6 +16,7 @@ from hatrack.methods.certificate import certificate
 from hatrack.methods.extraction.extract import extract
 from hatrack.methods.extraction.raw import with_preprocessing
 from hatrack.methods.modes import evaluation_mode
+from hatrack.methods.parts.reuse import shared_with_earlier
 from hatrack.methods.router import Kind, Router, answers, fit_router
 from hatrack.methods.serving import ServedTask
 from hatrack.networks.network import Network
@@ -54,6 +55,7 @@ class TrainedMethod(nn.Module):
         def reach(self, task: TaskId) -> TaskId: ...
         def served(self, task: int) -> ServedTask: ...
         def layer_masks(self, task: int) -> dict[str, Tensor]: ...
+        def weight_masks(self, task: int) -> dict[str, Tensor]: ...
 
     @torch.no_grad()
     def predict(self, images: Any, task: TaskId | None = None) -> Tensor:
@@ -65,7 +67,8 @@ class TrainedMethod(nn.Module):
                 method whose tasks have one head and the same transform needs none.
 
         Returns:
-            The class of each image in its task, a tensor of int64.
+            The class of each image in its task, a tensor of int64. For a task with another target what that asks for: bools
+            (n, labels) of several labels, numbers of a regression in the units of its data, grades, or plain outputs.
         """
         if task is None and not (self.net.needs_no_task and "domain" in self.scenarios):
             with self.lock:  # one state of the method for both
@@ -90,7 +93,7 @@ class TrainedMethod(nn.Module):
                 stacklevel=2,
             )
         with evaluation_mode(self):
-            return cast(Tensor, self(seen, task).argmax(1))
+            return self.net.answer(self(seen, task), task)
 
     def _any_task(self) -> int:
         """Return a task whose number stands for all of them in `predict`; raise an error if it matters which task it is."""
@@ -214,6 +217,16 @@ class TrainedMethod(nn.Module):
         """
         self.check_learned(task)
         return self.layer_masks(task)
+
+    @torch.no_grad()
+    def dependencies(self) -> dict[int, dict[int, float]]:
+        """Return which weights of earlier tasks each finished task uses as well, for methods that have masks of weights.
+
+        Returns:
+            For every finished task, in the order of learning, the numbers of the earlier finished ones with which it shares
+            weights, and the share of its own weights that these are. It is empty if the method has no masks.
+        """
+        return shared_with_earlier({task: self.weight_masks(task) for task in self.history})
 
     def certificate(self) -> dict[str, Any]:
         """Return what shows later that the finished tasks are, bit for bit, what they are now, as plain values for JSON.

@@ -20,6 +20,7 @@ from hatrack.networks.initial_weights import initialise
 from hatrack.networks.preprocessing import Preprocessing, classes_and_example
 from hatrack.seeds import seeded
 from hatrack.tasks.split import TaskId, shape_text
+from hatrack.tasks.targets import CLASSES, Target
 from hatrack.tasks.task import Task
 from hatrack.tracing.units import last_layer
 
@@ -100,6 +101,7 @@ class Network(nn.Module):
         self.preprocessing = Preprocessing(tuple(self.example.shape[1:]), where, tokens=self.example.dtype == torch.int64)
         self.frozen = freeze_parts(trunk, freeze)
         self.classes: list[int] = []
+        self.targets: dict[int, Target] = {}  # of learned tasks that ask for something else than plain classes
         self.heads = nn.ModuleList()  # of nn.Linear: one per task, or a single one; of "class", the rows of each task
         for count in classes:
             self.add_task(count)
@@ -232,6 +234,8 @@ class Network(nn.Module):
                 f"the labels of task {task.name!r} count from {task.first}, but in a network with heads={self.kind!r} they "
                 f"count from {first}: in_scenario(tasks, {'class' if self.incremental else 'task'!r}) makes such tasks"
             )
+        if self.needs_no_task and task.target is not CLASSES:
+            raise ValueError(f"task {task.name!r} asks for something else than plain classes: it needs a head of its own")
         if task.shape != tuple(self.example.shape[1:]):
             raise ValueError(
                 f"task {task.name!r} has images of shape {task.shape}, but the example was {tuple(self.example.shape[1:])}"
@@ -254,6 +258,28 @@ class Network(nn.Module):
     def set_preprocessing(self, task: Task) -> None:
         """Remember how this task's raw images are transformed, for `preprocess`."""
         self.preprocessing.set(task.index, task.train.transform, task.train.x[0].numel())
+
+    def set_target(self, task: Task) -> None:
+        """Remember what this task asks for, for `answer`."""
+        self.targets.pop(task.index, None)
+        if task.target is not CLASSES:
+            self.targets[task.index] = task.target
+
+    def answer(self, outputs: Tensor, task: TaskId) -> Tensor:
+        """Return what outputs mean: the class of each example, or what else its task was learned for.
+
+        Args:
+            outputs: (n, outputs of the task), as `forward` returns them.
+            task: the number of the task, or a tensor of numbers, one per example, if all have classes.
+        """
+        if isinstance(task, int):
+            return self.targets.get(task, CLASSES).to(outputs.device).answer(outputs)
+        if others := [k for k in set(task.tolist()) if self.targets.get(k, CLASSES).kind != "classes"]:
+            raise ValueError(
+                f"task {others[0]} has the target {self.targets[others[0]].kind!r}: answers of different kinds need a call "
+                "per task"
+            )
+        return outputs.argmax(1)
 
     def preprocess(self, images: Tensor, task: TaskId) -> Tensor:
         """Return what the network sees of raw images.

@@ -85,6 +85,11 @@ class Preprocessing(nn.Module):
         plain = torch.arange(self.pixels.shape[1], device=self.pixels.device)
         self.pixels[task] = plain if transform.pixels is None else transform.pixels[0]
 
+    def reset(self, task: int) -> None:
+        """Set a task's row to what it was before `set`: images are taken as they are."""
+        self.mean[task], self.std[task], self.raw[task] = 0, 1, self.pixels.shape[1]
+        self.pixels[task] = torch.arange(self.pixels.shape[1], device=self.pixels.device)
+
     def rows(self, task: int) -> dict[str, Tensor]:
         """Return a task's row of every table."""
         return {name: self.get_buffer(name)[task] for name in ("mean", "std", "pixels", "raw")}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from hatrack.inspection.flatness import CORRELATIONS, correlations
 from hatrack.recipes.quantities import Quantity
 from hatrack.recipes.recipe import Grid, Published
 from hatrack.recipes.results import Results
@@ -34,6 +35,14 @@ def ratio_by_tasks(results: Results) -> Grid | None:
         rows.append([label, str(len(found)), *(cell(RATIO, mean_std(column), len(found)) for column in values)])
     heads = ["approach", "n", *(f"t = {t + 1}" for t in range(tasks))]
     return Grid("Forgetting ratio after every number of tasks", heads, rows)
+
+
+def flatness_correlations(results: Results) -> Grid | None:
+    """Return how forgetting goes together with curvature and distance, over all runs whose flatness was measured."""
+    found = correlations([one for label in results.rows for one in results.flatness_of(label)])
+    if not found["eigenvalue"].pairs:
+        return None
+    return Grid("Correlations", ["of", "over all runs"], [[CORRELATIONS[key], str(one)] for key, one in found.items()])
 
 
 def accuracy_by_position(label: str) -> Callable[[Results], Grid | None]:

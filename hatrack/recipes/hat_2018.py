@@ -13,8 +13,10 @@ from torch import Tensor
 
 from hatrack.experiments.metrics import Matrix
 from hatrack.experiments.spec import Run
-from hatrack.methods.hat import LIMIT, compensation
+from hatrack.methods.hat import LIMIT
+from hatrack.methods.parts.annealing import compensation
 from hatrack.recipes.grids import accuracy_by_position, compared, ratio_by_tasks
+from hatrack.recipes.hat_compression import COMPRESSION
 from hatrack.recipes.plots import curves, ratio_lines, sweep
 from hatrack.recipes.quantities import ratio, summary
 from hatrack.recipes.recipe import Claim, Part, Published, Recipe, Row, percent
@@ -287,8 +289,8 @@ RECIPE = Recipe(
     "001: hard attention to the task",
     "Serrà, Surís, Miron, Karatzoglou, ICML 2018, https://arxiv.org/abs/1801.01423",
     "Hard attention to the task (HAT) against nine approaches and two references. The forgetting ratio is 0 for joint "
-    "training on all tasks so far and -1 for guessing. Figures 5 to 7 of the paper look inside the network and are not "
-    "part of this recipe.",
+    "training on all tasks so far and -1 for guessing. Figures 5 and 6 of the paper look inside the network and are not "
+    "part of this recipe; hatrack inspect shows the same of any run.",
     (
         MIXTURE_OPEN,
         table_1(
@@ -359,6 +361,7 @@ RECIPE = Recipe(
             (ACCURACY, summary("forgetting")),
             {"accuracy": 0.003},
         ),
+        COMPRESSION,
         Part(
             "lengths",
             "Sequences of other lengths",

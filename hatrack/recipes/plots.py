@@ -14,8 +14,10 @@ from hatrack.experiments.metrics import Matrix
 from hatrack.recipes.quantities import Quantity
 from hatrack.recipes.recipe import Plot
 from hatrack.recipes.results import Results
+from hatrack.reporting.compression import draw_sizes, points
 from hatrack.reporting.drawing import LINES, MARKERS, MUTED, PALETTE, STYLE, TEXT, Drawing, LineStyle, render, task_colours
 from hatrack.reporting.figures import draw_lines
+from hatrack.reporting.flatness import draw_flatness
 
 
 def draw(plot: Plot, results: Results, name: str) -> Drawing | None:
@@ -44,6 +46,16 @@ def accuracy_lines(name: str = "accuracy", title: str = "Average accuracy agains
     return Plot(name, title, lambda results: _lines(lines(results), "average accuracy, %", 4))
 
 
+def flatness_lines(name: str = "spectrum") -> Plot:
+    """Return the plot of the flatness of every row that has it."""
+
+    def figure(results: Results) -> Figure | None:
+        found = {label: runs for label in results.rows if (runs := results.flatness_of(label))}
+        return draw_flatness(found) if found else None
+
+    return Plot(name, "Curvature, forgetting with its bound, and the loss between two tasks", figure)
+
+
 def _ratio_values(results: Results) -> dict[str, list[Matrix]]:
     return {label: results.ratios(label) for label, row in results.rows.items() if not row.reference}
 
@@ -70,6 +82,26 @@ def styles(labels: Sequence[str]) -> dict[str, LineStyle]:
         label: LineStyle(PALETTE[k % len(PALETTE)], LINES[k // len(PALETTE) % len(LINES)], MARKERS[k % len(MARKERS)])
         for k, label in enumerate(labels)
     }
+
+
+# Accuracy against size
+
+
+def size_dots(name: str, title: str, pairs: Mapping[str, tuple[str, str]]) -> Plot:
+    """Return the plot of the accuracy against the weights in use after every epoch, beside plain SGD.
+
+    Args:
+        name: of the file.
+        title: above the figure.
+        pairs: by name of a task the labels of two rows: of the method with gates, and of plain SGD.
+    """
+
+    def drawn(results: Results) -> Figure | None:
+        found = {task: (results.records(gated), results.records(plain)) for task, (gated, plain) in pairs.items()}
+        shown = {task: both for task, both in found.items() if any(map(points, both[0]))}
+        return draw_sizes(shown) if shown else None
+
+    return Plot(name, title, drawn)
 
 
 # Sweeps

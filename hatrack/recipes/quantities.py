@@ -8,15 +8,19 @@ import numpy as np
 
 from hatrack.experiments import metrics
 from hatrack.experiments.record import Record
+from hatrack.inspection.flatness import Flatness
+from hatrack.reporting.compression import SIZE, size
 from hatrack.reporting.measures import MEASURES, Measure
 from hatrack.reporting.references import counted_accuracy, counted_summary, lengths
 
 
 class References(NamedTuple):
-    """The records of joint training and of guessing at the same seed; None where there is none."""
+    """What belongs to a record: those of joint training and of guessing at the same seed, and the flatness of its run; None
+    where there is none."""
 
     joint: Record | None
     random: Record | None
+    flatness: Flatness | None = None
 
 
 class Quantity(NamedTuple):
@@ -69,6 +73,11 @@ def accuracy_on(task: int, after: int) -> Quantity:
     return Quantity(measure, lambda record, _: _entry(record.accuracy, after - 1, task - 1))
 
 
+def size_in_use() -> Quantity:
+    """Return the share of the weights that the only task of a run uses at the end."""
+    return Quantity(SIZE, lambda record, _: size(record))
+
+
 def lowest_accuracy() -> Quantity:
     """Return the lowest accuracy on a task at the end."""
     measure = Measure("lowest", "Lowest accuracy of a task", "%", "The accuracy at the end on the task that fares worst.")
@@ -99,6 +108,37 @@ def epochs_to(accuracy: float, task: int) -> Quantity:
         return next((k + 1.0 for k, p in enumerate(points) if (p.valid_accuracy or 0) >= accuracy), math.nan)
 
     return Quantity(measure, value)
+
+
+def largest_eigenvalue() -> Quantity:
+    """Return the largest eigenvalue of the Hessian of a task's training loss at its end, the mean over tasks."""
+    meaning = "How curved the training loss of a task is at its end: the mean over tasks."
+    return _of_flatness("eigenvalue", "Largest eigenvalue", meaning, lambda found: float(np.mean(found.top)))
+
+
+def distance_moved() -> Quantity:
+    """Return how far the shared weights move in a task, the mean over all tasks but the first."""
+    meaning = "From the end of a task to the end of the next, in the weights that tasks share: the mean over tasks."
+    return _of_flatness("moved", "Distance moved", meaning, lambda found: float(np.mean(found.moved)))
+
+
+def loss_forgotten() -> Quantity:
+    """Return by how much the training loss of the first task has grown at the end."""
+    meaning = "By how much the training loss of task 1 has grown at the end."
+    return _of_flatness("loss_forgotten", "Forgetting of task 1", meaning, lambda found: found.forgetting[0][-1])
+
+
+def forgetting_bound() -> Quantity:
+    """Return the bound on `loss_forgotten` to second order."""
+    meaning = "1/2 times the largest eigenvalue of task 1 times the squared distance from its end."
+    return _of_flatness("bound", "Its bound", meaning, lambda found: found.bounds[0][-1])
+
+
+def _of_flatness(key: str, title: str, meaning: str, value: Callable[[Flatness], float]) -> Quantity:
+    def of_run(_: Record, references: References) -> float:
+        return math.nan if references.flatness is None else value(references.flatness)
+
+    return Quantity(Measure(key, title, "ratio", meaning), of_run)
 
 
 def _entry(values: list[list[float]], row: int, column: int) -> float:

@@ -79,4 +79,5 @@ def quick_run(run: Run) -> Run:
         train_examples=EXAMPLES,
         regime=replace(run.regime, epochs=1, steps=0, batch=run.regime.batch if network == "mlp" else BATCH),
         pretrain="mnist" if run.pretrain else "",
+        only_task="0" if run.only_task else "",
     )

@@ -106,6 +106,7 @@ class Part:
         plots: the figures.
         grids: further tables.
         precision: of matrix products on a GPU, unless the user asks for another.
+        flatness: whether the flatness of its runs is measured, for which they keep the model after each task.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Part:
     plots: tuple[Plot, ...] = ()
     grids: "tuple[Callable[[Results], Grid | None], ...]" = ()
     precision: Precision = "tf32"
+    flatness: bool = False
 
     def __post_init__(self) -> None:
         labels = [row.label for row in self.rows]

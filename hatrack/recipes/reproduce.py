@@ -1,12 +1,15 @@
 """Carrying out a recipe: which of its runs have no record yet, what they would cost, and running them."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hatrack.engine.choice import Precision
 from hatrack.experiments.costs import expected_cost
+from hatrack.experiments.flatness import OPTIONS, measure_run, read_flatness, write_flatness
 from hatrack.experiments.parallel import run_all
+from hatrack.experiments.progress import Display
 from hatrack.experiments.record import Record
 from hatrack.experiments.spec import Run
 from hatrack.methods.divergence import Diverged
@@ -40,8 +43,10 @@ class Missing(NamedTuple):
 
 
 def read_records(folder: Path) -> Records:
-    """Return the records in a folder; none if it does not exist."""
-    return index(Record.load(path) for path in sorted((folder / RECORDS).glob("*.json")))
+    """Return the records in a folder, with the flatness that was measured; none if it does not exist."""
+    read = {path: Record.load(path) for path in sorted((folder / RECORDS).glob("*.json"))}
+    flatness = {record.name: found for path, record in read.items() if (found := read_flatness(path))}
+    return index(read.values(), flatness)
 
 
 def missing_rows(parts: Iterable[Part], records: Records) -> list[Missing]:
@@ -82,10 +87,22 @@ def carry_out(parts: Sequence[Part], out: Path, precision: Precision | None, *, 
         Why some runs have no record: they diverged, or the data of their benchmark are not there; a sentence each.
     """
     problems = []
-    for (wanted, _), runs in wanted_runs(parts).items():
-        chosen = precision or (wanted if device == "cuda" else "tf32")
-        try:
-            run_all(runs, out / RECORDS, precision=chosen, device=device, **how)
-        except (Diverged, FileNotFoundError) as error:  # the other runs go on
-            problems += str(error).splitlines()
+    for kept in (True, False):  # a run of two parts keeps its models if one of them needs them
+        for (wanted, _), runs in wanted_runs([part for part in parts if part.flatness == kept]).items():
+            chosen = precision or (wanted if device == "cuda" else "tf32")
+            todo = [run for run in runs if not kept or read_flatness(out / RECORDS / f"{run.name}.json") is None]
+            try:
+                run_all(todo, out / RECORDS, precision=chosen, device=device, keep_each=kept, **how)
+                for run in todo if kept else ():
+                    _measure_flatness(out / RECORDS / f"{run.name}.json", device)
+            except (Diverged, FileNotFoundError) as error:  # the other runs go on
+                problems += str(error).splitlines()
     return problems
+
+
+def _measure_flatness(path: Path, device: str) -> None:
+    """Measure the flatness of a run and write it beside its record."""
+    record = Record.load(path)
+    with Display(1) as display:
+        found = measure_run(path, record, device, partial(display.show, 0), (), **OPTIONS)
+    write_flatness(path, record, record.spec.method, OPTIONS, found)

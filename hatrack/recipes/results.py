@@ -2,25 +2,36 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from hatrack.experiments.metrics import Matrix
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Spec
+from hatrack.inspection.flatness import Flatness
 from hatrack.options import nearest
 from hatrack.recipes.quantities import Quantity, References, ratios
 from hatrack.recipes.recipe import Part, Row
 from hatrack.reporting.measures import MeanStd, mean_std
 
 ANY = ("seed", "watch_tasks", "router")
-Records = dict[str, dict[int, Record]]  # by what was run, then by seed
 
 
-def index(records: Iterable[Record]) -> Records:
+class Records(dict[str, dict[int, Record]]):
+    """Records by what was run, then by seed.
+
+    Attributes:
+        flatness: the flatness of runs for which it was measured, by the name of the record.
+    """
+
+    flatness: Mapping[str, Flatness] = {}
+
+
+def index(records: Iterable[Record], flatness: Mapping[str, Flatness] | None = None) -> Records:
     """Sort records by what was run, whatever the seed."""
-    found: Records = {}
+    found = Records()
+    found.flatness = flatness or {}
     for record in sorted(records, key=lambda record: "watch_tasks" in record.spec.written):  # watched ones replace others
         found.setdefault(_key(record.spec), {})[record.spec.seed] = record
     return found
@@ -43,20 +54,24 @@ class Results:
         self.part = part
         self.rows = {row.label: row for row in part.rows}
         self.by_seed = {row.label: records.get(_key(Spec.from_dict(row.run.spec)), {}) for row in part.rows}
+        self.flatness = records.flatness
 
     def records(self, label: str) -> list[Record]:
         """Return the records of a row in order of their seeds, also of seeds that the row does not ask for."""
         return [record for _, record in sorted(self.by_seed.get(label, {}).items())]
 
     def missing(self, row: Row) -> list[int]:
-        """Return the seeds that a row asks for and that have no record."""
-        return [seed for seed in row.seeds if seed not in self.by_seed[row.label]]
+        """Return the seeds that a row asks for and that have no record, or no flatness if the part has it."""
+        found = self.by_seed[row.label]
+        return [s for s in row.seeds if s not in found or (self.part.flatness and found[s].name not in self.flatness)]
 
     def references(self, label: str, seed: int) -> References:
         """Return the references of a row at a seed."""
         row = self.rows[label]
         joint = [self.by_seed.get(name, {}).get(seed) for name in row.joint]
-        return References(next(filter(None, joint), None), self.by_seed.get(row.random, {}).get(seed))
+        own = self.by_seed[label].get(seed)
+        flatness = self.flatness.get(own.name) if own else None
+        return References(next(filter(None, joint), None), self.by_seed.get(row.random, {}).get(seed), flatness)
 
     def values(self, label: str, quantity: Quantity) -> list[float]:
         """Return a quantity of a row at every seed."""
@@ -72,6 +87,10 @@ class Results:
         """Return the mean over seeds; None if there is none."""
         found = self.summary(label, quantity)
         return found.mean if found else None
+
+    def flatness_of(self, label: str) -> list[Flatness]:
+        """Return the flatness of a row at every seed for which it was measured."""
+        return [self.flatness[r.name] for r in self.records(label) if r.name in self.flatness]
 
     def ratios(self, label: str) -> list[Matrix]:
         """Return the forgetting ratio after every number of tasks, at every seed that has both references."""

@@ -8,14 +8,22 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from hatrack.inspection.flatness import Flatness
 from hatrack.reporting.drawing import MARKERS, MUTED, PALETTE, STYLE
 from hatrack.text import shorten
 
 
-def draw_flatness(found: Mapping[str, Sequence[Flatness]]) -> bytes:
+def flatness_png(found: Mapping[str, Sequence[Flatness]]) -> bytes:
+    """Return the figure of `draw_flatness` as a PNG file."""
+    file = io.BytesIO()
+    with style.context(STYLE):
+        draw_flatness(found).savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+def draw_flatness(found: Mapping[str, Sequence[Flatness]]) -> Figure:
     """Draw the flatness of one or several runs.
 
     Args:
@@ -23,7 +31,7 @@ def draw_flatness(found: Mapping[str, Sequence[Flatness]]) -> bytes:
             from the lowest seed to the highest.
 
     Returns:
-        The figure as a PNG file.
+        The figure.
     """
     with style.context(STYLE):
         figure = Figure(figsize=(13.5, 4.2), layout="constrained")
@@ -48,9 +56,7 @@ def draw_flatness(found: Mapping[str, Sequence[Flatness]]) -> bytes:
             Line2D([], [], color=PALETTE[k % len(PALETTE)], marker=MARKERS[k % len(MARKERS)]) for k in range(len(names))
         ]
         figure.legend(lines, names, loc="outside lower center", ncols=min(4, len(names)), frameon=False)
-        file = io.BytesIO()
-        figure.savefig(file, format="png", metadata={"Software": None})
-    return file.getvalue()
+    return figure
 
 
 def _numbers(runs: Sequence[Flatness]) -> list[int]:
@@ -73,6 +79,8 @@ def _titles(axes: Axes, title: str, below: str, *, log: bool = False) -> None:
     drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines() or [Line2D([], [])]])
     if log and (drawn > 0).all():
         axes.set_yscale("log")
+        if drawn.max() < 100 * drawn.min():  # powers of ten alone would leave one number on the axis, or none
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     elif log:  # a task may have become better: its forgetting is negative, and linear near zero
         axes.set_yscale("symlog", linthresh=0.01)
     if log:  # plain numbers: the style reads no formulas

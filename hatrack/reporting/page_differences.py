@@ -10,7 +10,7 @@ from hatrack.reporting.elements import coloured_label, escaped, table
 from hatrack.reporting.measures import MISSING, format_number
 from hatrack.reporting.references import REFERENCES
 from hatrack.reporting.tables import Setting, accuracies, tuning_cautions
-from hatrack.reporting.words import ACCURACY, count_text
+from hatrack.reporting.words import ACCURACY, count_text, join_names
 
 MOST = 45  # pairs in the table: those of ten methods
 CHANCE = 1.1  # times the accuracy of guessing: a method below it has learned nothing
@@ -66,7 +66,7 @@ def cautions(setting: Setting) -> list[str]:
     """Return what to doubt: methods tuned too kindly, that did what plain SGD does, that learned nothing, or whose training
     loss grew."""
     plain = {r.spec.seed: r for r in setting.records if r.spec.method == "sgd" and not r.spec.method_options}
-    found = tuning_cautions(setting)
+    found = tuning_cautions(setting) + _other_scores(setting)
     for name, records in setting.methods.items():
         if records[0].spec.method in REFERENCES:
             continue
@@ -84,7 +84,15 @@ def _same(one: Record, two: Record) -> bool:
     return len(one.tasks) > 1 and one.accuracy == two.accuracy and one.loss == two.loss
 
 
+def _other_scores(setting: Setting) -> list[str]:
+    """Return a sentence if "accuracy" stands for other scores of some tasks."""
+    others = [f"{task.score} of {task.name!r}" for task in setting.records[0].tasks if task.score]
+    return [f"What is called accuracy here is the {join_names(others)}."] if others else []
+
+
 def _at_chance(record: Record) -> bool:
+    if any(task.score for task in record.tasks):
+        return False
     classes = [max(1, task.classes) for task in record.tasks]
     if record.spec.scenario == "class":  # a task is told apart from those before it
         classes = list(accumulate(classes))

@@ -44,6 +44,7 @@ MAY_DIFFER = (
     "tuned",
     "weights_used",
     "routed",
+    "extended",
 )  # between two records of one run
 
 

@@ -30,6 +30,7 @@ RUN_OPTIONS = (  # beside those of regime, benchmark and network
     "pretrain_epochs",
     "scenario",
     "first_tasks",
+    "only_task",
     "router",
 )
 REFERENCE_NAMES = {"joint": "joint training, which keeps the data of all tasks,", "random": "guessing"}

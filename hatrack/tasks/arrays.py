@@ -1,4 +1,4 @@
-"""Images and labels from arrays: checked, brought into one form, and in known units."""
+"""Images and other inputs from arrays: checked, brought into one form, and in known units."""
 
 import math
 from collections.abc import Sequence
@@ -51,16 +51,25 @@ def numbers(name: str, value: Any) -> Tensor:
     return found
 
 
-def to_tensors(what: str, x: Any, y: Any, *, tokens: bool = False) -> tuple[Tensor, Tensor]:
-    """Return images as (n, channels, height, width) or vectors as (n, features), and labels as int64; or raise an error.
+def to_inputs(what: str, given: Any, labels: Any, *, tokens: bool = False) -> Tensor:
+    """Return images as (n, channels, height, width) or vectors as (n, features); or raise an error.
 
     Token ids stay whole numbers, int64.
+
+    Args:
+        what: names the data in errors.
+        given: the images.
+        labels: their labels, of which there must be as many.
+        tokens: the inputs are token ids.
     """
-    x, y = as_tensor(f"{what}: images must be numbers", x), as_tensor(f"{what}: labels must be whole numbers", y)
-    if x.dim() and y.dim() and (len(x) != len(y) or y.dim() != 1):
-        raise ValueError(f"{what}: {len(x)} images, but labels of shape {tuple(y.shape)}; one label per image is needed")
+    x, y = (
+        as_tensor(f"{what}: images must be numbers", given),
+        as_tensor(f"{what}: labels must be whole numbers, or numbers", labels),
+    )
     if not x.dim() or not y.dim():
         raise ValueError(f"{what}: images of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}")
+    if len(x) != len(y):
+        raise ValueError(f"{what}: {len(x)} images, but labels of shape {tuple(y.shape)}; one label per image is needed")
     if not len(x):
         raise ValueError(f"{what}: there are no images")
     x = token_ids(what, x) if tokens else channels_first(what, x)
@@ -70,9 +79,7 @@ def to_tensors(what: str, x: Any, y: Any, *, tokens: bool = False) -> tuple[Tens
         x = x.float()
         if not x.isfinite().all():
             raise ValueError(f"{what}: NaN or infinite values in {int((~x.isfinite()).flatten(1).any(1).sum())} images")
-    if y.is_floating_point() and not (whole := y.isfinite() & (y == y.round())).all():
-        raise ValueError(f"{what}: labels must be whole numbers, not {y[~whole][0].item()}")
-    return x, y.long()
+    return x
 
 
 def token_ids(what: str, x: Tensor) -> Tensor:

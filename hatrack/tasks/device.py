@@ -59,6 +59,7 @@ def _splits_to_device(splits: Sequence[Split], device: torch.device, room: int |
             task=s.task.to(device) if isinstance(s.task, Tensor) else s.task,
             transform=replace(s.transform, mean=s.transform.mean.to(device), std=s.transform.std.to(device), pixels=pixels),
             rows=s.rows.to(device),
+            target=s.target.to(device),
             on_host=on_host,
         )
 

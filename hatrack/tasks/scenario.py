@@ -10,6 +10,7 @@ from dataclasses import replace
 from hatrack.options import choose
 from hatrack.registry import SCENARIOS, Scenario
 from hatrack.tasks.split import Split
+from hatrack.tasks.targets import CLASSES
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import Transform
 
@@ -41,6 +42,10 @@ def in_scenario(tasks: Sequence[Task], scenario: Scenario) -> list[Task]:
     if scenario == "task":
         return list(tasks)
     for task in tasks:
+        if task.target is not CLASSES:
+            raise ValueError(
+                f"scenario {scenario!r} needs tasks of plain classes; {task.name!r} has other targets, or weights"
+            )
         if scenario == "domain" and task.classes != tasks[0].classes:
             raise ValueError(
                 f"scenario 'domain' needs the same classes in all tasks: {tasks[0].name!r} has {tasks[0].classes}, "

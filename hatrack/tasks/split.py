@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hatrack.tasks.targets import CLASSES, Target
 from hatrack.tasks.transform import Transform, scaled
 
 TaskId = int | Tensor  # one task, or one per example
@@ -34,21 +35,22 @@ def task_ids(task: Tensor, images: int, tasks: int | None = None) -> Tensor:
 class Batch(NamedTuple):
     """All that one training step gets: what `Method.loss` and `Method.edit_grads` are handed.
 
-    The last three are 0-d tensors, because a recorded step reads Python numbers only once.
+    `step`, `steps` and `seen` are 0-d tensors, because a recorded step reads Python numbers only once.
 
     Attributes:
         x: images as the network sees them, (batch, *shape), float; or token ids, int64.
-        y: labels, (batch,), int64.
+        y: labels, (batch,), int64; or what else the task's target asks for.
         task: the number of the task, or a tensor of numbers, one per example, if a batch mixes tasks.
         step: the number of this batch in its epoch, from 0.
         steps: how many batches the epoch has.
         seen: the share of the epoch's examples that came before this batch.
+        target: what the task asks for.
 
     Example:
-        >>> class Smooth(hr.Method):
+        >>> class Decay(hr.Method):
         ...     def loss(self, batch):
-        ...         logits = self(batch.x, batch.task)
-        ...         return torch.nn.functional.cross_entropy(logits, batch.y, label_smoothing=0.1)
+        ...         size = sum(p.square().sum() for p in self.net.trunk.parameters())
+        ...         return batch.loss(self(batch.x, batch.task)) + 1e-4 * size
     """
 
     x: Tensor
@@ -57,6 +59,11 @@ class Batch(NamedTuple):
     step: Tensor
     steps: Tensor
     seen: Tensor
+    target: Target = CLASSES
+
+    def loss(self, outputs: Tensor) -> Tensor:
+        """Return the mean loss of outputs on this batch, a 0-d tensor: the cross-entropy, or what the task asks for."""
+        return self.target.loss(outputs, self.y)
 
 
 Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
@@ -78,13 +85,14 @@ class Split:
 
     Attributes:
         x: stored images, (images, *raw shape), uint8 or float; example i is row rows[i].
-        y: labels, (examples,), int64.
+        y: labels, (examples,), int64; or what else the target asks for.
         task: the number of the task, or a tensor (examples,) if the split mixes tasks.
         transform: turns stored images into what the network sees.
         rows: the row of each example in x, (examples,), int64.
         augment: whether training uses random crops and flips.
         crops: the crops of the present epoch, (examples, 3); the trainer draws them.
         on_host: whether the images stay in the host's memory, from where a Prefetcher brings them to the device.
+        target: what the labels are, and how outputs are compared with them.
 
     Example:
         >>> split = tasks[0].test
@@ -102,6 +110,7 @@ class Split:
     augment: bool = False
     crops: Tensor | None = None
     on_host: bool = False
+    target: Target = CLASSES
 
     def __len__(self) -> int:
         return len(self.y)
@@ -132,7 +141,7 @@ class Split:
         raw, y, *others = parts
         task = others.pop(0) if isinstance(self.task, Tensor) else self.task
         x = self.transform(raw, task if isinstance(task, Tensor) else None, *others)
-        return Batch(x, y, task, step, steps, step * (size / max(1, len(self))))
+        return Batch(x, y, task, step, steps, step * (size / max(1, len(self))), self.target)
 
     def take(self, index: Tensor, step: Tensor, steps: Tensor, size: int) -> Batch:
         """Return the batch of the examples with these numbers; `size` is that of a full one."""
@@ -157,6 +166,10 @@ class Split:
         tasks = [int(split.task) for split in splits]
         count = max(tasks) + 1
         shape = splits[0].transform.shape
+        if other := [split.target for split in splits if split.target is not CLASSES]:
+            raise ValueError(
+                f"tasks can be joined if all have plain classes, not with the target {other[0].kind!r} or weights"
+            )
         if any(split.transform.shape != shape for split in splits):
             raise ValueError(f"tasks of different image shapes can't be joined: {[s.transform.shape for s in splits]}")
         row = dict(zip(tasks, splits, strict=True))

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hatrack.options import shown, whole
-from hatrack.tasks.arrays import as_tensor, check_labels, check_plain, hold_out, in_units, normalisation, to_tensors
+from hatrack.tasks.arrays import as_tensor, check_plain, hold_out, in_units, normalisation, to_inputs
+from hatrack.tasks.labels import labelled
 from hatrack.tasks.split import Split, shape_text
+from hatrack.tasks.targets import CLASSES, Compare, Kind, Target
 from hatrack.tasks.transform import Transform
 
 
@@ -22,7 +24,7 @@ class Task:
     Attributes:
         index: the number of the task in the sequence, from 0.
         name: its name.
-        classes: how many classes it has.
+        classes: how many classes it has; of another target, how many outputs.
         train: the data to train on.
         valid: the data held out of the training set for validation; it may be empty.
         test: the data to test on.
@@ -50,7 +52,13 @@ class Task:
 
     def __repr__(self) -> str:
         sizes = f"{len(self.train)} for training, {len(self.valid)} for validation, {len(self.test)} for test"
-        return f"Task({self.index}, {self.name!r}, {self.classes} classes, {shape_text(self.shape)}: {sizes})"
+        asked = f"{self.classes} classes" if self.target.kind == "classes" else f"{self.target.kind}, {self.classes} outputs"
+        return f"Task({self.index}, {self.name!r}, {asked}, {shape_text(self.shape)}: {sizes})"
+
+    @property
+    def target(self) -> Target:
+        """What the task asks the network for."""
+        return self.train.target
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,6 +82,10 @@ class Task:
         std: float | Sequence[float] = 1.0,
         scale: float | None = None,
         tokens: bool = False,
+        target: Kind = "classes",
+        class_weights: Any = None,
+        loss: Compare | None = None,
+        score: Compare | None = None,
     ) -> Self:
         """Make a task of arrays or tensors.
 
@@ -98,6 +110,12 @@ class Task:
             scale: what images that are not uint8 are divided by: 255 for floats up to 255, 1 for images that are to be
                 taken as they are. `Method.predict` later takes images in the same units as these.
             tokens: the inputs are token ids (n, length), whole numbers from 0, which reach the trunk as they are (int64).
+            target: what the labels are: "classes"; "multi-label", zeros and ones (n, labels); "regression", numbers (n,) or
+                (n, numbers); "ordinal", grades in order, whole numbers from 0.
+            class_weights: how much the examples of each class count in the loss: a number per class, or "balanced".
+            loss: a loss of your own, from outputs (n, classes) and labels to the mean or to a number per example. Then
+                labels may be any numbers, and `classes` is the number of outputs.
+            score: beside such a loss, a score of your own that is reported in place of the accuracy; larger is better.
 
         Returns:
             The task. Arrays are not copied where that is possible.
@@ -116,21 +134,19 @@ class Task:
         if index < 0:
             raise ValueError(f"the number of a task counts from 0, not {index}")
         what = f"task {name!r}"
-        (train, y), (test, y_of_test) = (
-            to_tensors(f"{what}, training", x_train, y_train, tokens=tokens),
-            to_tensors(f"{what}, test", x_test, y_test, tokens=tokens),
-        )
+        train = to_inputs(f"{what}, training", x_train, y_train, tokens=tokens)
+        test = to_inputs(f"{what}, test", x_test, y_test, tokens=tokens)
         if train.shape[1:] != test.shape[1:]:
             raise ValueError(f"{what}: training images are {tuple(train.shape[1:])}, test images {tuple(test.shape[1:])}")
         if tokens:
             scale = check_plain(what, mean, std, scale)
         else:
             train, test, scale = in_units(what, train, test, mean, std, scale)
-        classes = int(y.max()) + 1 if classes is None else whole(f"{what}: classes", classes)
-        check_labels(f"{what}, training", y, classes, every=True)
-        check_labels(f"{what}, test", y_of_test, classes, every=False)
-        transform = normalisation(train.shape[1:], mean, std, scale)
-        return cls.build(index, name, classes, (train, y), (test, y_of_test), transform, valid=valid, seed=seed)
+        asked = labelled(
+            what, y_train, y_test, kind=target, classes=classes, class_weights=class_weights, loss=loss, score=score
+        )
+        parts, transform = ((train, asked.train), (test, asked.test)), normalisation(train.shape[1:], mean, std, scale)
+        return cls.build(index, name, asked.outputs, *parts, transform, valid=valid, seed=seed, target=asked.target)
 
     @classmethod
     def from_dataset(cls, index: int, name: str, train: Dataset[Any], test: Dataset[Any], **how: Any) -> Self:
@@ -142,7 +158,7 @@ class Task:
             train: the training set. Images may be tensors, arrays or PIL images, all of one size; they are read once and
                 kept as they are.
             test: the test set.
-            how: `classes`, `valid`, `seed`, `mean`, `std`, `scale` and `tokens`, as in `from_arrays`.
+            how: `classes`, `valid`, `target` and all other options of `from_arrays`.
 
         Returns:
             The task.
@@ -168,6 +184,7 @@ class Task:
         valid: float,
         seed: int,
         keep: tuple[Tensor, Tensor] | None = None,
+        target: Target = CLASSES,
     ) -> Self:
         """Make a task of stored images, without any check or copy.
 
@@ -181,13 +198,13 @@ class Task:
             valid: the share of the training images that is held out for validation.
             seed: decides which images are held out.
             keep: the rows that are used for training and for test; None uses all.
+            target: what the labels are.
         """
         rows = keep or (torch.arange(len(train[0])), torch.arange(len(test[0])))
-        whole = Split(train[0], train[1], index, transform, rows[0])
+        whole = Split(train[0], train[1], index, transform, rows[0], target=target)
         held, rest = hold_out(len(whole), valid, seed)
-        return cls(
-            index, name, classes, whole.part(rest), whole.part(held), Split(test[0], test[1], index, transform, rows[1])
-        )
+        tested = Split(test[0], test[1], index, transform, rows[1], target=target)
+        return cls(index, name, classes, whole.part(rest), whole.part(held), tested)
 
 
 def _items(what: str, data: Any) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,17 +13,18 @@ from torch import Tensor, nn
 from hatrack.engine.choice import Engine, choose_engine
 from hatrack.engine.compiled import Compiled
 from hatrack.engine.interleaving import step_done, wait_for_gpu
-from hatrack.engine.optimizers import Optimizer, clip
+from hatrack.engine.optimizers import clip
 from hatrack.engine.recorded import Recorded
 from hatrack.engine.rules import watch_step, watched
 from hatrack.methods.divergence import NOT_THE_RATE, Diverged
-from hatrack.methods.evaluate import Evaluation
+from hatrack.methods.evaluate import Evaluation, Score
 from hatrack.methods.fit import EpochResult, FitResult
 from hatrack.methods.method import Method
 from hatrack.methods.parts.snapshot import copy_trained
 from hatrack.regime import LRSchedule, Regime
 from hatrack.seeds import generator, seeded
 from hatrack.tasks.batches import count_batches, split_batches
+from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import draw_crops
 from hatrack.training.checkpoint import random_state, set_random_state
@@ -36,34 +37,8 @@ from hatrack.training.counting import (
     measured_peak,
     reset_peak,
 )
+from hatrack.training.fit_optimizers import Optimizers
 from hatrack.training.prefetch import Prefetcher
-
-
-class Optimizers:
-    """The regime's optimizer on a method's weights, and plain SGD on the parameters that have rates of their own."""
-
-    def __init__(self, regime: Regime, weights: list[nn.Parameter], plain: dict[nn.Parameter, float]) -> None:
-        self.weights, self.parameters = weights, [*weights, *plain]
-        self.starts = [regime.lr, *plain.values()]
-        self.lrs = [torch.full((), lr, device=weights[0].device) for lr in self.starts]
-        self.main = Optimizer(regime, weights, self.lrs[0])
-        own = Regime()  # plain SGD
-        self.all = [self.main, *(Optimizer(own, [p], lr) for p, lr in zip(plain, self.lrs[1:], strict=True))]
-
-    def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the weights; the other rates fall in proportion."""
-        for tensor, start in zip(self.lrs, self.starts, strict=True):
-            tensor.fill_(start * (lr / self.starts[0]))
-
-    def zero_grad(self) -> None:
-        """Drop all gradients."""
-        for parameter in self.parameters:  # as the optimizers' own, in a tenth of the time
-            parameter.grad = None
-
-    def step(self) -> None:
-        """Move all parameters that have a gradient."""
-        for optimizer in self.all:
-            optimizer.step()
 
 
 def max_steps(task: Task, regime: Regime) -> int:
@@ -113,12 +88,17 @@ class FitLoop:
         self.weights = {name: p for name, p in method.named_parameters() if p.requires_grad and p not in plain}
         if not self.weights:
             raise ValueError(f"task {task.name!r}: the method has no parameter to train")
+        if regime.accumulate > 1 and not method.splits_batches:
+            raise ValueError(
+                f"accumulate={regime.accumulate} is not for {type(method).__name__}, whose loss needs whole batches"
+            )
         self.device, batches = task.train.y.device, count_batches(len(task.train), regime.batch)
         steps = max_steps(task, regime) if steps is None else steps
         compiled, record = choose_engine("eager" if watch else engine, self.device.type, steps)
         self.optimizers = Optimizers(regime, list(self.weights.values()), plain)
         crops = torch.zeros(len(task.train), 3, dtype=torch.int64, device=self.device) if task.train.augment else None
-        self.prefetcher = Prefetcher(replace(task.train, crops=crops), regime.batch)
+        target = task.train.target.smoothed(regime.smoothing)
+        self.prefetcher = Prefetcher(replace(task.train, crops=crops, target=target), regime.batch)
         self.losses = torch.zeros(room_for_losses(batches), dtype=torch.float32, device=self.device)  # of an epoch's steps
         self.batches = torch.full((), batches, device=self.device)
         self.compiled = self._compile() if compiled else None
@@ -148,9 +128,7 @@ class FitLoop:
         *parts, number = inputs
         self.optimizers.zero_grad()
         batch = self.prefetcher.split.batch(parts, number, self.batches, self.regime.batch)
-        found: Any = self.method.loss(batch)
-        loss, aux = found if isinstance(found, tuple) else (found, None)
-        loss.backward()
+        loss, aux = self._backward(batch) if self.regime.accumulate == 1 else (self._backward_in_parts(batch), None)
         with torch.no_grad():
             self.method.edit_grads(batch, aux)
             if self.regime.clip:
@@ -158,6 +136,24 @@ class FitLoop:
             self.optimizers.step()
             self.method.constrain()
             return self.losses.index_copy_(0, number, loss.detach().float())
+
+    def _backward(self, batch: Batch) -> tuple[Tensor, Any]:
+        """Compute the gradients of a batch; return the loss, and what `edit_grads` needs of its computation."""
+        found: Any = self.method.loss(batch)
+        loss, aux = found if isinstance(found, tuple) else (found, None)
+        loss.backward()
+        return loss, aux
+
+    def _backward_in_parts(self, batch: Batch) -> Tensor:
+        """Compute the gradients of a batch one part after the other, which takes less memory; return the loss."""
+        count, losses = self.regime.accumulate, []
+        x, y = batch.x.chunk(count), batch.y.chunk(count)
+        tasks: Sequence[TaskId] = batch.task.chunk(count) if isinstance(batch.task, Tensor) else [batch.task] * len(y)
+        for k, task in enumerate(tasks):
+            found: Any = self.method.loss(batch._replace(x=x[k], y=y[k], task=task))
+            losses.append(found * (len(y[k]) / len(batch.y)))
+            losses[-1].backward()
+        return torch.stack(losses).sum()
 
     def _fetch_and_step(self, index: Tensor, number: Tensor) -> Tensor:
         """`step` as it is before it is recorded: the numbers of the batch's examples, and the number of the batch."""
@@ -185,11 +181,24 @@ class FitLoop:
             raise self._diverged(f"validation loss is {score.loss}")
         self.result.epochs.append(EpochResult(self.schedule.lr, loss, *(score or (None, None))))
         self._add_up_costs()
-        better = self.schedule.end(loss if score is None else score.loss)
+        better = self.schedule.end(loss if score is None else self._to_lower(score))
+        self.schedule.finished |= self._stands_still()
         if better and score is not None and self.regime.restore:
             self.best = copy_trained(self.method)
         if better or not self.best:
             self.result.best = number
+
+    def _to_lower(self, score: Score) -> float:
+        """Return what the best epoch has the lowest of."""
+        return score.loss if self.regime.best_by == "loss" else -score.accuracy
+
+    def _stands_still(self) -> bool:
+        """Return whether no epoch was better for so long that the fit ends."""
+        epochs = self.result.epochs
+        if not self.regime.stop_after or epochs[-1].valid_loss is None or epochs[-1].valid_accuracy is None:
+            return False
+        values = [self._to_lower(Score(e.valid_loss or 0.0, e.valid_accuracy or 0.0)) for e in epochs]
+        return len(values) - 1 - values.index(min(values)) >= self.regime.stop_after
 
     def train_epoch(self, epoch: int) -> float:
         """All steps of an epoch; return the mean loss of the examples, read from the device once at the end."""
@@ -210,6 +219,7 @@ class FitLoop:
                 sizes.append(len(index))
                 if done < self.step_index:
                     continue  # this step was done before the run was stopped
+                self._warm_up(epoch, done)
                 self._counted_step(index, number)
                 self.step_index = done + 1
                 step_done()
@@ -220,6 +230,12 @@ class FitLoop:
         self._note_peak()
         self.step_index, self.resumed = 0, {}
         return math.fsum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
+
+    def _warm_up(self, epoch: int, done: int) -> None:
+        """Set the learning rate of a step at the beginning of the fit, where it grows from step to step."""
+        step, slow = epoch * count_batches(len(self.task.train), self.regime.batch) + done, self.regime.warmup
+        if slow and step <= slow:
+            self.optimizers.set_lr(self.schedule.lr * min(1.0, (step + 1) / slow))
 
     def _counted_step(self, index: Tensor, number: Tensor) -> None:
         """Do a step. The first one with a batch of this size is counted."""

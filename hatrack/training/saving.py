@@ -27,6 +27,7 @@ from hatrack.networks import NETWORKS
 from hatrack.networks.network import Network
 from hatrack.networks.preprocessing import current_name
 from hatrack.options import expect, nearest, parameters, shown, without_added_defaults
+from hatrack.tasks.targets import target_from_dict
 
 FORMAT = 1
 KIND = "method"
@@ -67,7 +68,10 @@ def save(method: Method, path: Path | str, *, network: tuple[str, Mapping[str, A
     method.make_room()
     check_digests(method)
     digests = {task: digest(method, task) for task in method.history}
-    tasks = [{"index": task, "name": name, "digest": digests[task]} for task, name in method.history.items()]
+    tasks: list[dict[str, Any]] = [
+        {"index": task, "name": name, "digest": digests[task], **_target(method.net, task)}
+        for task, name in method.history.items()
+    ]
     for name, value in method.state_dict().items():
         if not isinstance(value, Tensor):
             raise ValueError(f"{name} is of type {type(value).__name__}: only tensors can be kept")
@@ -76,6 +80,11 @@ def save(method: Method, path: Path | str, *, network: tuple[str, Mapping[str, A
     own = {"network": {"name": network[0], "options": dict(network[1])}} if network else {}
     tensor_files.save(path, {**tensors, "example": method.net.example}, {**metadata, **own, "tasks": tasks})
     method.digests = {task: found for task, found in digests.items() if found}
+
+
+def _target(net: Network, task: int) -> dict[str, Any]:
+    """Return what a file says of the target of a task; nothing if it has plain classes."""
+    return {"target": net.targets[task].to_dict()} if task in net.targets else {}
 
 
 def _check_loadable(method: Method) -> None:
@@ -168,7 +177,7 @@ def load(path: Path | str, trunk: nn.Module | None = None, *, method: type[Metho
     if method is not None and not (isinstance(method, type) and issubclass(method, Method)):
         raise ValueError(f"method must be the class of a method, such as HAT, not {shown(method)}")
     tensors, metadata = _read(path)
-    trunk = _own_trunk(path, metadata, tensors["example"]) if trunk is None else trunk
+    trunk = _own_trunk(path, metadata, tensors) if trunk is None else trunk
     state = {name.removeprefix("state."): value for name, value in tensors.items() if name.startswith("state.")}
     kind = _class(path, metadata["method"], method)
     own = {name.removeprefix("net.trunk."): value for name, value in state.items() if name.startswith("net.trunk.")}
@@ -182,19 +191,26 @@ def load(path: Path | str, trunk: nn.Module | None = None, *, method: type[Metho
         raise ValueError(f"{path} does not fit {kind.__name__}: {_one_line(error)}") from None
     built.history = {task["index"]: task["name"] for task in metadata["tasks"]}
     built.digests = {task["index"]: task["digest"] for task in metadata["tasks"] if task["digest"]}
+    built.net.targets = {t["index"]: target_from_dict(t["target"]) for t in metadata["tasks"] if "target" in t}
     built.eval()
     _compare(path, built, tensors, metadata["versions"])
     return built
 
 
-def _own_trunk(path: Path, metadata: Mapping[str, Any], example: Tensor) -> nn.Module:
-    """Build the trunk that a file describes: one of the library's networks."""
+def _own_trunk(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Build the trunk that a file describes: one of the library's networks. It is built without memory first, so that a
+    wrong number can't make us allocate more than the file holds."""
     network = metadata.get("network")
     if not isinstance(network, dict) or network.get("name") not in NETWORKS or not isinstance(network.get("options"), dict):
         raise ValueError(f"{path} does not say how its trunk is built: load(path, trunk) takes one")
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in network["options"].items()}
+    shape = tuple(tensors["example"].shape[1:])
     try:
-        return NETWORKS[network["name"]](tuple(example.shape[1:]), **options)
+        with torch.device("meta"):
+            size = sum(p.numel() for p in NETWORKS[network["name"]](shape, **options).parameters())
+        if size > sum(tensor.numel() for tensor in tensors.values()):
+            raise ValueError(f"it has {size:,} weights, more than the file")
+        return NETWORKS[network["name"]](shape, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path}: its trunk can't be built: {_one_line(error)}") from None
 
@@ -231,6 +247,7 @@ def _contents(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> dic
         and 0 <= number < len(classes)
         and isinstance(task.get("name"), str)
         and isinstance(task.get("digest"), str)
+        and _is_target(task.get("target"), classes[number])
         and f"logits.{number}" in tensors
         and tensors[f"logits.{number}"].is_floating_point()
         for task, number in zip(tasks, numbers, strict=True)
@@ -243,6 +260,15 @@ def _contents(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> dic
         "frozen": all(isinstance(name, str) for name in metadata["frozen"]),
         "stopped": all(isinstance(name, str) for name in metadata["stopped"]),
     }
+
+
+def _is_target(description: Any, outputs: Any) -> bool:
+    """Return whether this describes a target for so many outputs; a task without it has plain classes."""
+    try:
+        found = None if description is None else target_from_dict(description)
+    except (ValueError, AttributeError):
+        return False
+    return found is None or all(len(t) == outputs for t in vars(found).values() if isinstance(t, Tensor))
 
 
 def _class(path: Path, name: str, given: type[Method] | None) -> type[Method]:

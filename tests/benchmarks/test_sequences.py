@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -318,6 +319,16 @@ def test_the_mixture_names_exactly_the_sets_that_are_missing(tmp_path, monkeypat
     for name in KINDS.keys() - {"svhn", "facescrub"}:
         (tmp_path / f"{name}.npz").touch()
     assert missing(mixture) == {"svhn", "facescrub"}
+    assert missing(partial(mixture, only="svhn")) == {"svhn"}
+
+
+def test_one_set_of_the_mixture_alone_is_the_same_task(random_sets):
+    whole = mixture_open(0)
+    for wanted in ("mnist", str([task.name for task in whole].index("mnist"))):
+        (alone,) = mixture_open(0, only=wanted)
+        (expected,) = [task for task in whole if task.name == "mnist"]
+        assert (alone.name, alone.index) == (expected.name, expected.index)
+        assert alone.train.rows.equal(expected.train.rows)
 
 
 def test_ten_tasks_need_the_memory_of_one(monkeypatch):

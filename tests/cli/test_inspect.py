@@ -8,7 +8,8 @@ import torch
 
 from hatrack import HAT, Network, Record, Regime, Trainer, capacity, load, run, save
 from hatrack.__main__ import main
-from hatrack.cli.inspection import show
+from hatrack.cli.inspection import sentences, show
+from hatrack.files import tensors as tensor_files
 from hatrack.inspection.capacity import Capacity, LayerCapacity
 from tests.helpers.runs import small
 from tests.helpers.toys import toy_tasks
@@ -36,6 +37,16 @@ def test_a_kept_model_is_loaded_without_a_trunk_and_is_that_of_the_record(kept):
     assert list(method.history.values()) == [task.name for task in Record.load(record).tasks]
 
 
+@pytest.mark.parametrize("widths", [[10**7, 10**7], [2**40, 2], ["wide"], None])
+def test_a_file_can_t_make_us_build_a_network_larger_than_itself(kept, widths, tmp_path):
+    tensors, metadata = tensor_files.load(files(kept, "hat")[1])
+    metadata["network"]["options"]["widths"] = widths
+    path = tmp_path / "wrong.safetensors"
+    tensor_files.save(path, tensors, metadata)
+    with pytest.raises(ValueError, match=r"wrong\.safetensors: "):
+        load(path)
+
+
 def test_a_run_whose_model_was_not_kept_is_run_again_for_it(tmp_path):
     one = small(regime=Regime(epochs=1))
     before = run(one, tmp_path)
@@ -58,6 +69,16 @@ def test_the_tables(kept, capsys, place):
     assert all(layer["title"] in said for layer in found["layers"])
     assert f"{100 * found['used'][-1]:.1f}" in said
     assert f"{found['shared_by'][0] / sum(found['shared_by']):.1%} of the weights are free" in said
+    count = len(found["tasks"])
+    reused = [j + 1 for j in range(count) if any(found["reuse"][i][j] for i in range(j + 1, count))]
+    assert f"later tasks reuse weights of {', '.join(map(str, reused))}\n" in said
+
+
+def test_tasks_that_share_nothing():
+    found = Capacity(["a", "b"], used=[0.2, 0.4], own=[0.2, 0.2], reuse=[[1.0, 0.0], [0.0, 1.0]], shared_by=[6, 4, 0])
+    assert "no task reuses weights of an earlier one" in sentences(found)
+    alone = Capacity(["a"], used=[0.2], own=[0.2], reuse=[[1.0]], shared_by=[8, 2])
+    assert not any("reuse" in line for line in sentences(alone))
 
 
 def test_pictures(kept, tmp_path, capsys):

@@ -17,7 +17,7 @@ from hatrack.options import parameters
 from tests.helpers.records import in_order
 
 ROOT = Path(__file__).parent.parent.parent
-RECORDS = sorted([*(ROOT / "docs" / "results" / "records").rglob("*.json"), *(ROOT / "tests" / "data").glob("run-*/*.json")])
+RECORDS = sorted([*(ROOT / "docs" / "results" / "records").glob("*.json"), *(ROOT / "tests" / "data").glob("run-*/*.json")])
 OPTIONS = ("benchmark_options", "network_options", "method_options")
 SPEC = {
     "benchmark": "pmnist",

@@ -7,7 +7,7 @@ import pytest
 
 from hatrack.recipes.page import csv_text, main_table, write_page
 from hatrack.recipes.recipe import Recipe
-from hatrack.recipes.results import Results, index
+from hatrack.recipes.results import Records, Results, index
 from tests.helpers.records import ACCURACY, make
 from tests.recipes.toys import PART, RECIPE
 
@@ -44,7 +44,7 @@ def test_page_in_all_formats(records, tmp_path):
 
 
 def test_a_page_without_any_record(tmp_path):
-    page = write_page(RECIPE, {}, tmp_path)
+    page = write_page(RECIPE, Records(), tmp_path)
     assert "not run yet" in page.read_text()
 
 

@@ -12,7 +12,7 @@ from hatrack.recipes import RECIPES
 from hatrack.recipes.hat_2018 import annealing_gradients
 from hatrack.recipes.quick import quick
 from hatrack.recipes.reproduce import missing_rows, read_records, wanted_runs
-from hatrack.recipes.results import Results
+from hatrack.recipes.results import Records, Results
 from hatrack.reporting.words import run_command
 from tests.helpers.records import make
 from tests.recipes.toys import PART
@@ -44,7 +44,7 @@ def test_a_recipe_is_consistent(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_claims_are_open_without_records_and_decided_with_them(name):
     for part in RECIPES[name].parts:
-        empty = Results(part, {})
+        empty = Results(part, Records())
         assert [claim.holds(empty) for claim in part.claims] == [None] * len(part.claims)
 
 
@@ -94,11 +94,11 @@ def test_missing_rows_are_priced_by_similar_records():
     assert costs == sorted(costs)
     assert all(item.seeds for item in found)
     toy = make("hat", 0)
-    priced = {item.row.label: item for item in missing_rows([PART], {"": {0: toy}})}
+    priced = {item.row.label: item for item in missing_rows([PART], Records({"": {0: toy}}))}
     assert priced["HAT"].seconds == 10.0  # of its other seed
     assert priced["HAT"].similar == "its other seeds"
     assert priced["SGD"].similar == "other methods on this network"
-    assert missing_rows([PART], {})[0].seconds is None
+    assert missing_rows([PART], Records())[0].seconds is None
 
 
 def test_runs_of_several_parts_are_carried_out_once():

@@ -1,18 +1,24 @@
 """`hatrack reproduce` from the command line, the quick version of every paper included."""
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hatrack.cli.group import main
 from hatrack.experiments.spec import Run
 from hatrack.recipes import RECIPES
-from hatrack.recipes.quantities import summary
+from hatrack.recipes.grids import flatness_correlations
+from hatrack.recipes.plots import draw, flatness_lines
+from hatrack.recipes.quantities import distance_moved, forgetting_bound, largest_eigenvalue, loss_forgotten, summary
 from hatrack.recipes.quick import quick_run
 from hatrack.recipes.recipe import Part, Row
-from hatrack.recipes.reproduce import carry_out
+from hatrack.recipes.reproduce import carry_out, missing_rows, read_records
+from hatrack.recipes.results import Records, Results
+from hatrack.regime import Regime
 
 
 def words(capsys):
@@ -81,6 +87,29 @@ def test_parts_whose_data_are_missing_do_not_stop_the_others(tmp_path, monkeypat
     assert len(problems) == 1
     assert "svhn" in problems[0]
     assert [path.stem for path in (tmp_path / "records").glob("*.json")] == [small.name]
+
+
+@pytest.mark.slow
+def test_the_flatness_of_a_part_is_measured_once(tmp_path, monkeypatch):
+    """Its rows are missing until it is measured, also if their runs have records already."""
+    small = replace(quick_run(Run("rmnist", "sgd")), regime=Regime(epochs=1, batch=200))
+    columns = (largest_eigenvalue(), distance_moved(), loss_forgotten(), forgetting_bound())
+    plain = Part("plain", "", "", (Row("one", small, (0,)),))
+    curved = Part("curved", "", "", (Row("one", small, (0,)),), columns, plots=(flatness_lines(),), flatness=True)
+    assert carry_out([plain], tmp_path, None, device="cpu") == []
+    assert [item.seeds for item in missing_rows([plain, curved], read_records(tmp_path))] == [[0]]
+    assert carry_out([plain, curved], tmp_path, None, device="cpu") == []
+    records = read_records(tmp_path)
+    assert not missing_rows([plain, curved], records)
+    results = Results(curved, records)
+    (found,) = results.flatness_of("one")
+    means = [results.mean("one", quantity) for quantity in columns]
+    assert means == [np.mean(found.top), np.mean(found.moved), found.forgetting[0][-1], found.bounds[0][-1]]
+    assert draw(curved.plots[0], results, "figure").png.startswith(b"\x89PNG")
+    assert flatness_correlations(results).rows[0][1] == "no correlation of 2 pairs"
+    assert flatness_correlations(Results(curved, Records())) is None
+    monkeypatch.setattr("hatrack.recipes.reproduce.measure_run", lambda *_, **__: pytest.fail("measured again"))
+    assert carry_out([curved], tmp_path, None, device="cpu") == []
 
 
 @pytest.mark.slow

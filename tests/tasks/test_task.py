@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hatrack import Split, Task
-from hatrack.tasks.arrays import hold_out, normalisation, to_tensors
+from hatrack.tasks.arrays import hold_out, normalisation, to_inputs
 from hatrack.tasks.device import all_to_device, split_to_device, to_device
 from hatrack.tasks.transform import Transform
 from tests.helpers.toys import toy_tasks
@@ -457,5 +457,5 @@ def test_move_does_not_take_one_array_for_another():
 
 
 def test_store_gives_plain_tensors():
-    x, y = to_tensors("here", np.zeros((2, 3, 4), np.uint8), np.array([0, 1], np.uint8))
-    assert (x.shape, x.dtype, y.dtype) == ((2, 1, 3, 4), torch.uint8, torch.int64)
+    x = to_inputs("here", np.zeros((2, 3, 4), np.uint8), np.array([0, 1], np.uint8))
+    assert (x.shape, x.dtype) == ((2, 1, 3, 4), torch.uint8)

@@ -33,6 +33,16 @@ def test_stopped_anywhere_every_method_goes_on_to_the_same_record(method, tmp_pa
     assert [path.suffix for path in (tmp_path / "again").iterdir()] == [".json"], "nothing but the record is left"
 
 
+def test_warm_up_and_early_stopping_go_on_where_they_were(tmp_path, monkeypatch):
+    one = spec("hat", epochs=4, warmup=9, accumulate=2, smoothing=0.1, best_by="accuracy", stop_after=2)
+    whole = run(one, tmp_path / "whole")
+    kills = killed_at(monkeypatch, 0.15, seed=5, most=6)
+    assert_same(whole, to_the_end(one, tmp_path / "again", save_every=OFTEN))
+    assert len(kills) > 3
+    plain = run(spec("hat", epochs=4), tmp_path / "plain")
+    assert plain.accuracy != whole.accuracy
+
+
 def test_a_killed_process_goes_on(tmp_path, capsys):
     """SIGKILL while it writes; a second process is kept out while it lives, and takes over when it is dead."""
     out = tmp_path / "killed"

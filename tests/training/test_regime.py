@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from hatrack import HAT, Batch, Diverged, Method, Network, Regime, Split, Task, Trainer
+from hatrack import ER, HAT, Batch, Diverged, Method, Network, Regime, Split, Task, Trainer
+from hatrack.methods.evaluate import Score
 from hatrack.regime import LRSchedule
 from tests.helpers.learning import make
 from tests.helpers.toys import toy_tasks
@@ -577,3 +578,85 @@ def test_epochs_do_nothing_beside_steps():
     with pytest.raises(ValueError, match="--epochs does nothing with --steps 5"):
         Regime(steps=5, epochs=3).check_effect(["epochs"], "sgd", {})
     Regime(steps=5).check_effect(["steps"], "sgd", {})
+
+
+# Warm-up, accumulation, early stopping, label smoothing
+
+
+def test_the_rate_grows_at_the_start_of_a_fit():
+    seen = []
+
+    class Seeing(Method):
+        def constrain(self):
+            seen.append(self.rate())
+
+    tasks = toy_tasks(1)
+    regime = Regime(epochs=3, batch=len(tasks[0].train) // 2, lr=0.08, warmup=3, schedule="exponential", gamma=0.5)
+    method, trainer = Seeing(Network(nn.Flatten(), tasks=tasks)), Trainer(regime, engine="eager")
+    loop = trainer.start(method, tasks[0])
+    method.rate = lambda: loop.optimizers.lrs[0].item()
+    while not loop.finished:
+        loop.epoch()
+    assert seen == pytest.approx([0.08 / 3, 0.16 / 3, 0.04, 0.04, 0.02, 0.02])  # the third step is in the second epoch
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_parts_of_a_batch_give_the_gradient_of_the_whole(optimizer):
+    tasks = toy_tasks(1)
+
+    def learned(parts):
+        torch.manual_seed(0)
+        trunk = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(tasks[0].shape), 9), nn.Tanh())
+        net = Network(trunk, tasks=tasks)
+        method = Method(net)
+        method.learn(tasks[0], Trainer(Regime(epochs=2, batch=7, lr=0.01, optimizer=optimizer, accumulate=parts)))
+        return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+    whole = learned(1)
+    for parts in (2, 3, 7, 50):
+        assert learned(parts) == pytest.approx(whole, abs=2e-5)
+
+
+def test_methods_that_need_whole_batches_say_so():
+    tasks = toy_tasks(1)
+    with pytest.raises(ValueError, match="accumulate=2 is not for ER"):
+        ER(Network(nn.Flatten(), tasks=tasks)).learn(tasks[0], Trainer(Regime(epochs=1, accumulate=2)))
+
+
+def scripted(scores, **regime):
+    """The epochs, and the best of them, of a fit with these losses and accuracies on validation data."""
+    tasks = toy_tasks(1)
+    regime = Regime(epochs=len(scores), schedule="constant", **regime)
+    loop = Trainer(regime).start(Method(Network(nn.Flatten(), tasks=tasks)), tasks[0])
+    given = iter(scores)
+    loop.validate = lambda: Score(*next(given))
+    while not loop.finished:
+        loop.epoch()
+    return len(loop.result.epochs), loop.result.best
+
+
+def test_the_best_epoch_and_the_end_by_loss_or_accuracy():
+    scores = [(1.0, 0.1), (0.5, 0.3), (0.6, 0.4), (0.7, 0.2), (0.8, 0.3), (0.9, 0.9)]
+    assert scripted(scores) == (6, 1)
+    assert scripted(scores, best_by="accuracy") == (6, 5)
+    assert scripted(scores, stop_after=2) == (4, 1)
+    assert scripted(scores, stop_after=2, best_by="accuracy") == (5, 2)
+    assert scripted(scores, stop_after=3, best_by="accuracy") == (6, 5)
+
+
+def test_label_smoothing_is_in_the_loss_of_training_only():
+    tasks = toy_tasks(1)
+    losses = {}
+    for share in (0.0, 0.3):
+        method = Method(Network(nn.Flatten(), tasks=tasks))
+        loop = Trainer(Regime(epochs=1, batch=1000, smoothing=share, lr=1e-9)).start(method, tasks[0])
+        loop.epoch()
+        losses[share] = loop.result.epochs[0]
+    net = Network(nn.Flatten(), tasks=tasks)
+    split = tasks[0].train
+    logs = torch.log_softmax(net(split.inputs(torch.arange(len(split))), 0).double(), 1)
+    plain = -logs[torch.arange(len(split)), split.y].mean().item()
+    spread = -(0.7 * logs[torch.arange(len(split)), split.y] + 0.3 * logs.mean(1)).mean().item()
+    assert losses[0.0].loss == pytest.approx(plain, rel=1e-5)
+    assert losses[0.3].loss == pytest.approx(spread, rel=1e-5)
+    assert losses[0.3].valid_loss == pytest.approx(losses[0.0].valid_loss, rel=1e-6)

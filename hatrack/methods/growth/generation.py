@@ -73,6 +73,13 @@ class Generation(nn.Module):
                 found[name] = part if part is wide[name] else _copied(part, old)
         return found
 
+    def reset(self, values: Mapping[str, Tensor]) -> None:
+        """Give tensors of its own other values, which are those of the present trunk, by name. The old tensors are left as
+        they are, so that all can be undone."""
+        for name, wide in values.items():
+            old, value = getattr(self, self.own[name]), self.places.narrow(name, wide).detach().clone()
+            setattr(self, self.own[name], nn.Parameter(value, old.requires_grad) if isinstance(old, nn.Parameter) else value)
+
     def run(self, net: Network, x: Tensor, tensors: Mapping[str, Tensor], gates: Tensor | None = None) -> Tensor:
         """Return the features of images.
 

@@ -1,5 +1,6 @@
 """Growing a method: on request, by itself before a task that finds little room, and once more when a file is loaded."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from hatrack.methods.growth.growth import BORN, STEPS, Growable, commit, remember, to_generation, to_present
 from hatrack.methods.growth.wider import Shapes, build_wider, new_shapes
-from hatrack.methods.growth.widths import Ties, new_widths, wished_widths
+from hatrack.methods.growth.widths import Ties, new_widths, size_of, width_of, wished_widths
 from hatrack.methods.guarantees import logits
 from hatrack.tasks.task import Task
 from hatrack.text import is_held
@@ -53,6 +54,12 @@ def check_growable(method: "Method") -> Growable:
     if method.growth is None:
         raise ValueError(f"{type(method).__name__} can't grow; hat and pmask can")
     own = cast("Growable", method)
+    if len(method.net.heads) < len(method.net.classes) and not method.net.needs_no_task:  # that of a guard has no heads
+        raise ValueError(
+            "a protected backbone can't grow: the loop and the optimizer hold its modules, which growing replaces"
+        )
+    if own.options.get("reuse") == "never":
+        raise ValueError("reuse='never' can't grow: it divides the network among tasks when the method is made; see `room`")
     if method.net.needs_no_task:
         raise ValueError(f"a network with heads={method.net.kind!r} can't grow: heads='multi' gives every task its own head")
     if own.norms.shared and own.norms.names:
@@ -108,29 +115,56 @@ def _check_limits(shapes: Shapes, limits: Mapping[str, Tensor]) -> None:
 # By itself
 
 
-def begin_task(method: "Method", task: Task) -> None:
+def prepare_trunk(method: "Method", task: Task) -> None:
     """Prepare the trunk for a task: one that was learned at an earlier width gets the present one, and if a layer has too
     little room and the method grows by itself, it grows."""
     own = cast("Growable", method)
     to_present(own, task.index)
     if own.options.get("grow") != "auto":
         return
-    below, share = own.options["grow_below"], own.options["grow_by"]
-    scarce = [name for name, used in method.usage().items() if not is_held(name) and 1 - used < below]
-    if scarce:
-        grown = _grow_some(method, dict.fromkeys(scarce, share), but=task.index)
+    below = own.options["grow_below"]
+    if more := _units_to_add(method, below, own.options["grow_by"]):
+        grown = _grow_some(method, more, but=task.index)
         named = [f"{name} from {old} to {new} units" for name, (old, new) in grown.items()]
         few = ", ".join(named[:LISTED]) + (f", ... ({len(named)} layers)" if len(named) > LISTED else "")
-        found = ", ".join(scarce[:LISTED]) + (" ..." if len(scarce) > LISTED else "")
+        found = ", ".join([*more][:LISTED]) + (" ..." if len(more) > LISTED else "")
         warnings.warn(f"task {task.name!r} finds under {below:.0%} free in {found}; widened: {few}", stacklevel=5)
 
 
-def _grow_some(method: "Method", by: Mapping[str, float], *, but: int | None) -> dict[str, tuple[int, int]]:
-    """Widen some layers or, if these can't grow without the others, all of them."""
+def _units_to_add(method: "Method", below: float, by: float) -> dict[str, int]:
+    """Return how many units the layers need of which too little is free, by their names in `usage`.
+
+    What is free is compared with the first size of the layer, and a layer grows by shares of its first width, until enough
+    is free. Shares of the present width would grow exponentially, because a task takes a share of what is free.
+
+    Args:
+        method: the method.
+        below: a layer grows if less than this share of its first size is free.
+        by: the share of its first width by which it grows, or a multiple of it.
+    """
+    assert method.growth is not None
+    own = cast("Growable", method)
+    now = own.units_of(method.net.trunk)
+    generations = method.growth.all()
+    first = generations[0][0].units if generations else now
+    found = {}
+    for name, used in method.usage().items():
+        if is_held(name):
+            continue
+        free = (1 - used) * size_of(now, name) / size_of(first, name)
+        if free < below:
+            steps = math.ceil((below - free) / by - 1e-9)
+            found[name] = max(1, round(max(1, steps) * by * width_of(first, name)))
+    return found
+
+
+def _grow_some(method: "Method", more: Mapping[str, int], *, but: int | None) -> dict[str, tuple[int, int]]:
+    """Widen some layers by numbers of units or, if these can't grow without the others, all of them in proportion."""
     try:
-        return grow(method, by, but=but)
+        return grow(method, more, but=but)
     except ValueError:
-        return grow(method, max(by.values()), but=but)
+        now = cast("Growable", method).units_of(method.net.trunk)
+        return grow(method, max(units / width_of(now, name) for name, units in more.items()), but=but)
 
 
 def try_growth(method: "Method") -> None:

@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from hatrack.methods.growth.generation import Generation
 from hatrack.methods.growth.mapping import Places
 from hatrack.methods.growth.wider import Wider
+from hatrack.methods.parts.releasing import InitialValues
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.networks.network import Network
 from hatrack.options import Option
 from hatrack.tracing.units import Units
 
 if TYPE_CHECKING:
+    from hatrack.methods.hat import HAT
     from hatrack.methods.method import Method
 
 GrowOption = Annotated[
@@ -22,10 +24,13 @@ GrowOption = Annotated[
     Option("widen the network when a task finds little room; finished tasks stay as they are", added=True),
 ]
 GrowBelowOption = Annotated[
-    float, Option("with --grow auto, a layer grows if less than this share of it is free", above=0, high=1, added=True)
+    float,
+    Option(
+        "with --grow auto, a layer grows if less than this share of its first width is free", above=0, high=1, added=True
+    ),
 ]
 GrowByOption = Annotated[
-    float, Option("with --grow auto, by which share of its width a layer grows", above=0, high=100, added=True)
+    float, Option("with --grow auto, by which share of its first width a layer grows", above=0, high=100, added=True)
 ]
 STEPS, BORN = "steps", "born"  # the names of the tensors in a file
 
@@ -134,7 +139,9 @@ def commit(method: "Growable", units: Units, widths: Mapping[str, int], wider: W
 def to_present(method: "Growable", task: int) -> None:
     """Give a task that was learned at an earlier width a new head and new norms at the present one."""
     assert method.growth is not None
-    if task in method.growth.born:
+    if (generation := method.growth.of(task)) is not None:
+        if task == 0:  # it has the trunk's own norms, which the generation keeps as they were
+            generation.reset(dict(zip(method.norms.names, method.norms.initial_values(), strict=True)))
         method.growth.born = {t: born for t, born in method.growth.born.items() if t != task}
         method.net.heads[task] = method.net.new_head(task)
         method.norms.renew(method.net, task)
@@ -149,6 +156,41 @@ def to_generation(method: "Growable", task: int, number: int) -> None:
     method.net.heads[task] = method.net.new_head(task, features=generation.features)
     tensors = dict(generation.named_parameters()) | dict(generation.named_buffers())
     method.norms.take(task, [tensors[generation.own[name]] for name in method.norms.names])
+
+
+def grown_initial(initial: InitialValues | None, weights: Mapping[str, Tensor], places: Places) -> InitialValues | None:
+    """Return the initial values of the weights of a wider trunk: those from before in their places, new ones around them.
+
+    Args:
+        initial: the initial values from before, by names that begin with "trunk."; None if they are not kept.
+        weights: the weights of the wider trunk, by such names.
+        places: where the weights from before lie in them.
+    """
+    if initial is None:
+        return None
+    wide = InitialValues(weights)
+    for name in weights:
+        places.put(name.removeprefix("trunk."), wide.of(name), initial.of(name))
+    return wide
+
+
+def masks_of_generations(method: "HAT", *, together: bool) -> list[dict[str, Tensor]]:
+    """Return masks of the weights that tasks use which were learned at an earlier width, in the shapes of the present trunk.
+
+    Args:
+        method: the method, with a gate per unit.
+        together: all weights between units that any task of a generation uses; otherwise a mask per task.
+    """
+    assert method.growth is not None
+    shapes, result = {name: p.shape for name, p in method.net.trunk.named_parameters()}, []
+    for old, tasks in method.growth.all():
+        finished = [method.gates[t][old.places.units].float() for t in tasks if method.done[t]]
+        for gates in [torch.stack(finished).amax(0)] if finished and together else finished:
+            wide = {name: torch.zeros(shape) for name, shape in shapes.items()}
+            for name, mask in old.units.weight_masks(gates).items():
+                old.places.to(mask.device).put(name, wide[name], mask)
+            result.append(wide)
+    return result
 
 
 def remember(method: "Method") -> Callable[[], None]:

@@ -65,12 +65,30 @@ def wished_widths(by: Any, units: Units) -> dict[str, int]:
         return {name: _wished(name, width, by, share=True) for name, width in old.items()}
     found: dict[str, int] = {}
     for name, value in by.items():
-        own = [layer for layer in old if layer == name or layer.partition(" (call ")[0] == name]
-        own = own or [layer for layer in old if name in units.weights_of(layer)]
+        own = layers_of(units, name)
         if not own:
             raise ValueError(f"no layer {shown(name)} has units that could grow; {nearest(name, old)}")
         found |= {layer: _wished(str(name), old[layer], value, share=not _is_int(value)) for layer in own}
     return found
+
+
+def layers_of(units: Units, name: str) -> list[str]:
+    """Return the layers that a name of `usage` stands for: all calls of a layer, or those that a parameter writes."""
+    named = [layer for layer in units.layers if layer == name or layer.partition(" (call ")[0] == name]
+    return named or [layer for layer in units.layers if name in units.weights_of(layer)]
+
+
+def width_of(units: Units, name: str) -> int:
+    """Return the number of units of the widest layer that a name of `usage` stands for; 1 if there is none."""
+    found = [units.layers[layer] for layer in layers_of(units, name)]
+    return max((own.stop - own.start for own in found), default=1)
+
+
+def size_of(units: Units, name: str) -> int:
+    """Return how many weights a name of `usage` has, if it is that of a parameter, and how many units otherwise."""
+    if name not in units.layers and (parameter := dict(units.trunk.named_parameters()).get(name)) is not None:
+        return parameter.numel()
+    return width_of(units, name)
 
 
 def _is_int(value: Any) -> bool:

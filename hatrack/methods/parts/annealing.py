@@ -25,3 +25,17 @@ def hardness(batch: Batch, smax: float, anneal: Anneal) -> Tensor:
     else:
         share = torch.where(batch.steps > 1, batch.step / (batch.steps - 1).clamp(min=1), 1.0)
     return 1 / smax + (smax - 1 / smax) * share
+
+
+def without_denormals(gates: Tensor) -> Tensor:
+    """Raise gates under 1e-12 to 1e-12 without changing their gradient.
+
+    No sum in float32 shows the difference, but products of such gates are denormal numbers, with which a CPU is many times
+    slower. They are not set to 0, because a relu has no slope there.
+    """
+    return gates + (gates.clamp(min=1e-12) - gates).detach()
+
+
+def compensation(e: Tensor, s: Tensor, smax: float) -> Tensor:
+    """Return the factor on the gradient of an embedding: smax (cosh(se) + 1) / (s (cosh(e) + 1)), |se| clamped at 50."""
+    return smax / s * (torch.cosh((s * e).clamp(-50, 50)) + 1) / (torch.cosh(e) + 1)

@@ -6,7 +6,7 @@ Every other buffer that a training pass writes, such as the vectors of a spectra
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,6 +53,7 @@ class TaskNorms(nn.Module):
         self.learnt = [isinstance(state[name], nn.Parameter) for name in self.names]
         self.initial = _Set([] if shared else [nn.Buffer(state[name].detach().clone()) for name in self.names])
         self.sets = nn.ModuleList()  # one per task, from the second task on
+        self.lent: int | None = None  # the task that uses the trunk's own tensors for now: see `lend`
         self.grow(len(net.classes))
 
     def grow(self, tasks: int) -> None:
@@ -63,7 +64,7 @@ class TaskNorms(nn.Module):
 
     def of(self, task: int) -> dict[str, Tensor]:
         """Return the tensors of a task by their names in the trunk; empty if these are the trunk's own."""
-        if task == 0 or self.shared or not self.names:
+        if task in (0, self.lent) or self.shared or not self.names:
             return {}
         own = self.sets[task - 1]
         assert isinstance(own, _Set)
@@ -98,15 +99,35 @@ class TaskNorms(nn.Module):
             own[name].copy_(value)
 
     @torch.no_grad()
+    def lend(self, net: "Network", task: int) -> None:
+        """Let a task use the trunk's own tensors, with their initial values, until `take_back`. There must be no task 0."""
+        self.lent = task
+        self.reset(net, task)
+
+    @torch.no_grad()
+    def take_back(self, net: "Network") -> None:
+        """Copy the trunk's own tensors to those of the task that used them."""
+        task, self.lent = self.lent, None
+        own = _tensors(net.trunk)
+        for name, tensor in self.of(task).items() if task is not None else ():
+            tensor.copy_(own[name])
+
+    @torch.no_grad()
     def recompute(self, method: "Method", task: int, split: Split) -> None:
         """Recompute the running statistics of a task as the plain mean over its training data, in evaluation mode."""
-        tensors = {**_tensors(method.net.trunk), **self.of(task)}
         order = torch.randperm(len(split), generator=generator(method.net.seed, "statistics", task)).to(split.y.device)
+        parts = order.tensor_split(-(-len(order) // BATCH)) if self.names and len(order) > 1 else ()
+        self.recompute_over(method, task, (split.inputs(index) for index in parts))
+
+    @torch.no_grad()
+    def recompute_over(self, method: "Method", task: int, batches: Iterable[Tensor]) -> None:
+        """Recompute the running statistics of a task as the plain mean over batches of inputs, in evaluation mode."""
+        tensors = {**_tensors(method.net.trunk), **self.of(task)}
         mode = method.training
         method.eval()
         with _UseBatchStatistics({id(tensors[name]) for name in self.names}):
-            for index in order.tensor_split(-(-len(order) // BATCH)) if self.names and len(order) > 1 else ():
-                method(split.inputs(index), task)
+            for x in batches:
+                method(x, task)
         method.train(mode)
 
 

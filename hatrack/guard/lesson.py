@@ -1,0 +1,166 @@
+"""One task while it is learned in a loop of the user's own: its forward pass, and what happens before and after a step."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hatrack.guard import parallel
+from hatrack.guard.embedding import Embedding
+from hatrack.methods.guarantees import Probes
+from hatrack.methods.hat import HAT
+from hatrack.methods.parts.annealing import hardness
+from hatrack.methods.parts.freeze import Freeze
+from hatrack.methods.pmask import PMASK
+from hatrack.tasks.split import Batch
+
+Gated = HAT | PMASK  # what a guard can be made of
+
+
+class Lesson:
+    """A task that is being learned. The hardness of its gates follows the number of steps that optimizers made.
+
+    Args:
+        method: the method; the backbone must be bare.
+        module: the embedding within the backbone.
+        name: the name of the task.
+        number: its number in the method.
+        steps: how many steps of the optimizer an epoch has.
+        own: the modules of this task alone.
+
+    Attributes:
+        done: how many steps have moved the gates.
+    """
+
+    def __init__(
+        self, method: Gated, module: Embedding, name: str, number: int, steps: int, own: Sequence[nn.Module]
+    ) -> None:
+        self.method, self.module, self.name, self.number, self.steps, self.own = method, module, name, number, steps, own
+        self.done = 0
+        self.peaks: dict[int, float] = {}  # the largest learning rate of each optimizer so far
+        self.grad: Tensor | None = None  # of the embedding, between the hooks before and after a step
+        self.group: Any = None  # of processes, if DistributedDataParallel runs the backbone
+        self.hooks: list[Any] = []
+        self.probes = Probes({}, {})  # what finished tasks answered before
+        self._set_hardness()
+
+    def begin(self) -> None:
+        """Freeze what finished tasks use, give the embedding and the norms their initial values, and mask gradients."""
+        with _all_require_gradients(self.method):
+            self.method.begin_task(self.number, self.module.embedding)
+        self.method.norms.lend(self.method.net, self.number)
+        self.module.open()
+        for freeze in self.method.frozen_weights():
+            if freeze.parameter.requires_grad and not freeze.empty:  # as they arrive, so that clipping sees them masked
+                masked = partial(_mask_on_arrival, freeze)
+                self.hooks.append(freeze.parameter.register_post_accumulate_grad_hook(masked))  # type: ignore[no-untyped-call]
+
+    def _set_hardness(self) -> None:
+        step, steps = torch.tensor(self.done % self.steps), torch.tensor(self.steps)
+        place = Batch(torch.empty(0), torch.empty(0), self.number, step, steps, step / steps)
+        self.s = hardness(place, self.method.smax, self.method.anneal).to(self.module.embedding.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features, in training mode with soft gates, in evaluation mode as if the task ended now."""
+        if not self.method.net.trunk.training:
+            return self.method.forward(x, self.number)
+        self.group = parallel.group_of(self.module.embedding) or self.group
+        return self.method.soft_forward(x, self.number, self.s)
+
+    @torch.no_grad()
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Mask the gradients of what finished tasks use, and take the embedding's gradient away from the optimizer."""
+        for freeze in self.method.frozen_weights():
+            _mask(freeze)
+        self.grad = self.module.take(optimizer)
+
+    @torch.no_grad()
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Restore the bits of what finished tasks use, and move the embedding by plain SGD."""
+        if self.grad is not None:
+            grad = self.method.gate_gradient(parallel.mean(self.grad, self.group), self.s)
+            self.module.embedding.sub_(grad, alpha=self.method.gate_rate * self._share(optimizer))
+            self.grad = None
+            self.done += 1
+            self._set_hardness()
+        self.method.constrain()
+
+    def _share(self, optimizer: Optimizer) -> float:
+        """Return the learning rate as a share of its largest value so far: the gates' rate follows a schedule."""
+        rate = max(float(group.get("lr", 1.0)) for group in optimizer.param_groups)
+        peak = self.peaks[id(optimizer)] = max(rate, self.peaks.get(id(optimizer), 0.0))
+        return rate / peak if peak > 0 else 1.0
+
+    def settle(self, loader: Iterable[Any]) -> None:
+        """Recompute the running statistics of norms with the final gates. The backbone must be in evaluation mode."""
+        self.method.norms.recompute_over(self.method, self.number, _inputs(loader, self.module.embedding.device))
+
+    def finish(self) -> None:
+        """Make the gates and norms of the task final."""
+        norms, trunk = self.method.norms, self.method.net.trunk
+        own = [trunk.get_buffer(name) for name, learnt in zip(norms.names, norms.learnt, strict=True) if not learnt]
+        parallel.agree(self.group, [*own, *(buffer for module in self.own for buffer in module.buffers())])
+        self.method.finish_task(self.number)
+        norms.take_back(self.method.net)
+        for tensor in norms.of(self.number).values():
+            tensor.requires_grad_(False)
+        self.close()
+
+    def close(self) -> None:
+        """Remove the hooks, and leave the embedding to the next task."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks, self.grad = [], None
+        self.module.close()
+        if isinstance(self.method, HAT):
+            self.method.embeddings[self.number] = nn.Parameter(self.module.embedding.detach().clone())
+        self.method.end_learning()
+        self.method.norms.lent = None
+
+
+def gate_count(method: Gated) -> int:
+    """Return how many gates a method has: one per unit, or one per weight."""
+    return method.units.count if isinstance(method, HAT) else method.count
+
+
+def _mask_on_arrival(freeze: Freeze, parameter: Tensor) -> None:
+    _mask(freeze)
+
+
+def _mask(freeze: Freeze) -> None:
+    """Set the gradient of frozen entries to 0; raise if it is sparse."""
+    grad = freeze.parameter.grad
+    if grad is not None and grad.layout is not torch.strided:
+        raise ValueError("a weight of the backbone has a sparse gradient, which can't be masked: nn.Embedding(sparse=False)")
+    freeze.mask_grad()
+
+
+@contextmanager
+def _all_require_gradients(method: Gated) -> Iterator[None]:
+    """Within the block all weights that can be trained require gradients: what the user stops for a while is frozen, too."""
+    stopped = [p for name, p in method.net.trunk.named_parameters() if not p.requires_grad and name not in method.built[1]]
+    for parameter in stopped:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in stopped:
+            parameter.requires_grad_(False)
+
+
+def _inputs(loader: Iterable[Any], device: torch.device) -> Iterator[Tensor]:
+    """Return the inputs in the batches of a loader. One input alone has no variance, and is left out."""
+    some = False
+    for batch in loader:
+        x = batch[0] if isinstance(batch, list | tuple) and batch else batch
+        if not isinstance(x, Tensor):
+            raise ValueError(f"settle must give batches whose first part is a tensor of inputs, not {type(x).__name__}")
+        if len(x) > 1:
+            some = True
+            yield x.to(device)
+    if not some:
+        raise ValueError("settle gave no batch of two or more inputs")

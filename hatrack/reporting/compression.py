@@ -1,0 +1,184 @@
+"""The compression of one task (HAT, section 4.5, figure 7): accuracy against the share of the weights in use, by epoch."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from hatrack.experiments.record import Record
+from hatrack.reporting.drawing import MARKERS, MUTED, PALETTE, STYLE, Drawing, render
+from hatrack.reporting.elements import escaped, table
+from hatrack.reporting.measures import MEASURES, MISSING, Measure, format_number, format_std, mean_std
+from hatrack.reporting.page import POLICY
+from hatrack.reporting.page import STYLE as PAGE_STYLE
+from hatrack.reporting.tables import label
+
+QUOTED = (  # by HAT's authors, section 4.5; sizes in % of the weights
+    "quoted by Serrà et al. 2018, not measured here: PackNet keeps 25 or 50 % of the weights; DEN 18 % on MNIST and 52 % on "
+    "CIFAR-100;",
+    "for HAT with c = 1.5 and embeddings from U(0, 2) they report 1 % on MNIST, 21 % on CIFAR-100, 1 to 21 % on eight sets",
+)
+LINES = {"PackNet, quoted": (0.25, 0.5), "DEN on MNIST and CIFAR-100, quoted": (0.18, 0.52)}
+SIZE = Measure("size", "Weights in use", "%", "The share of the trunk's weights that the task uses at the end.")
+VALID = Measure("valid", "Accuracy on validation data", "%", "That of the epoch whose weights were kept.")
+SMALLEST = 1e-3  # share of the weights on the axis of the figure, which is logarithmic
+ACCURACY = next(measure for measure in MEASURES if measure.key == "accuracy")
+
+
+class Point(NamedTuple):
+    """An epoch: the share of the weights in use after it, and the accuracy on validation (or, without it, test) data."""
+
+    size: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Compression:
+    """The records of one task, an entry per seed: of a method with gates, and of plain SGD.
+
+    Attributes:
+        title: the task and the network.
+        gated: the records of the method with gates.
+        plain: the records of plain SGD.
+    """
+
+    title: str
+    gated: list[Record]
+    plain: list[Record]
+
+
+def size(record: Record) -> float:
+    """Return the share of the weights that the only task of a record uses at the end; 1 for a method without masks."""
+    return float(record.weights_used["own"][0]) if record.weights_used else 1.0
+
+
+def valid_accuracy(record: Record) -> float:
+    """Return the accuracy on validation data of the weights that were kept; NaN without such data."""
+    return record.valid_average
+
+
+def points(record: Record) -> list[Point]:
+    """Return the epochs of the only task of a record that was watched."""
+    found = []
+    for curve in record.curves:
+        sizes = curve.used or [1.0] * len(curve.epochs)
+        watched: Sequence[Sequence[float | None]] = curve.watched or [[None]] * len(curve.epochs)
+        for epoch, used, (tested, *_) in zip(curve.epochs, sizes, watched, strict=True):
+            accuracy = tested if epoch.valid_accuracy is None else epoch.valid_accuracy
+            found += [] if accuracy is None else [Point(used, accuracy)]
+    return found
+
+
+def _rows(found: Compression) -> dict[str, list[str]]:
+    """Return the cells of the table by the labels of the methods: seeds, size and accuracies."""
+    rows = {}
+    for records in (found.gated, found.plain):
+        values = {SIZE: [*map(size, records)], VALID: [*map(valid_accuracy, records)]}
+        values[ACCURACY] = [record.summary["accuracy"] for record in records]
+        cells = [(measure, mean_std(numbers)) for measure, numbers in values.items()]
+        texts = [f"{format_number(m, s.mean)} {format_std(m, s)}".strip() if s else MISSING for m, s in cells]
+        rows[label(records[0])] = [str(len(records)), *texts]
+    return rows
+
+
+COLUMNS = ("method", "n", "weights in use %", "validation %", "test %")
+
+
+def compression_table(found: Compression) -> Table:
+    """Return the table for the terminal: size and accuracies of both methods, mean ± standard deviation over seeds."""
+    made = Table(title=Text(found.title), title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for name in COLUMNS:
+        made.add_column(name, justify="left" if name == "method" else "right")
+    for name, cells in _rows(found).items():
+        made.add_row(Text(name), *cells)
+    return made
+
+
+def compression_csv(found: Compression) -> str:
+    """Return every epoch of every run with all digits."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["method", "seed", "epoch", "size", "accuracy"])
+    for record in (*found.gated, *found.plain):
+        for epoch, point in enumerate(points(record)):
+            writer.writerow([record.spec.method, record.spec.seed, epoch + 1, point.size, point.accuracy])
+    return out.getvalue()
+
+
+def draw(found: Compression) -> Drawing:
+    """Draw the accuracy against the size, a dot per epoch, with plain SGD as a triangle at 100 %."""
+    with style.context(["default", STYLE]):
+        figure = draw_sizes({found.title: (found.gated, found.plain)})
+        return render("compression", "", "compress", figure, f"Accuracy against the weights in use: {found.title}")
+
+
+def draw_sizes(tasks: Mapping[str, tuple[Sequence[Record], Sequence[Record]]]) -> Figure:
+    """Return the figure of one or several tasks.
+
+    Args:
+        tasks: by name the records of the method with gates and those of plain SGD, a record per seed.
+    """
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    axes = figure.add_subplot()
+    for k, (name, (gated, plain)) in enumerate(tasks.items()):
+        colour, marker = PALETTE[k % len(PALETTE)], MARKERS[k // len(PALETTE) % len(MARKERS)]
+        for number, record in enumerate(gated):
+            dots = points(record)
+            x, y = [100 * max(dot.size, SMALLEST) for dot in dots], [100 * dot.accuracy for dot in dots]
+            axes.plot(x, y, color=colour, marker=marker, linewidth=0.6, alpha=0.7, label=name if number == 0 else None)
+        for record in plain:
+            axes.plot([100], [100 * _plain_accuracy(record)], color=colour, marker="<", markersize=9, linestyle="")
+    _quoted(axes)
+    axes.set_xscale("log")
+    lowest = min([dot.size for gated, _ in tasks.values() for record in gated for dot in points(record)], default=1.0)
+    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if tick >= min(1.0, 100 * max(lowest, SMALLEST))]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("weights in use, % (a dot per epoch; triangle: plain SGD)")
+    axes.set_ylabel("accuracy on validation data, %")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return figure
+
+
+def _plain_accuracy(record: Record) -> float:
+    """Return the validation accuracy of plain SGD, or that on test data if there is no validation data."""
+    found = valid_accuracy(record)
+    return found if found == found else record.summary["accuracy"]
+
+
+def _quoted(axes: Axes) -> None:
+    """Draw the sizes that HAT's paper quotes for other methods."""
+    for line, (name, sizes) in zip((":", "--"), LINES.items(), strict=True):
+        for number, share in enumerate(sizes):
+            axes.axvline(100 * share, color=MUTED, linestyle=line, linewidth=1, label=name if number == 0 else None)
+
+
+def compression_page(found: Compression, drawing: Drawing) -> str:
+    """Return a page with the table and the figure that loads no other file and runs no script."""
+    heads = [f'<th scope="col">{escaped(name)}</th>' for name in COLUMNS]
+    body = [
+        f'<tr><th scope="row">{escaped(name)}</th>{"".join(f"<td>{escaped(cell)}</td>" for cell in cells)}</tr>'
+        for name, cells in _rows(found).items()
+    ]
+    return "\n".join([
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">',
+        f"<title>hatrack compress: {escaped(found.title)}</title>",
+        f"<style>\n{PAGE_STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>",
+        f"<header><p>hatrack compress</p><h1>{escaped(found.title)}</h1></header>\n<main>",
+        "<p>Mean ± standard deviation over seeds. The weights are those of the trunk; the epoch that is kept is the best on "
+        "validation data.</p>",
+        table(heads, ["<tbody>", *body, "</tbody>"], "ranking"),
+        f"<p>{escaped(' '.join(QUOTED))}</p>",
+        f"<figure>{drawing.svg}</figure>",
+        "</main>\n</body>\n</html>\n",
+    ])  # fmt: skip

@@ -1,0 +1,208 @@
+"""Extending a run: its record and model are those of a longer run from the beginning, also if it is killed in between."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hatrack import METHODS, Record, Regime, Run, load, run
+from hatrack.__main__ import main
+from hatrack.benchmarks.mnist import pmnist, pmnist_blocks
+from hatrack.experiments.build import build_method, build_tasks, build_trunk
+from hatrack.experiments.extending import check_growing, extended_run, other_conditions, prepare
+from hatrack.experiments.run import folder_of, stopped_runs
+from hatrack.experiments.sameness import differences
+from hatrack.files import tensors as tensor_files
+from tests.helpers.killing import OFTEN, Killed, killed_at, to_the_end
+from tests.helpers.tiers import quick_and_slow
+
+pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free", "ignore:joint is first fitted")
+HOW = {"device": "cpu", "engine": "auto", "precision": "tf32"}
+WORDS = ("--device", "cpu")
+EVERY_HEAD = ("er", "agem", "derpp", "joint")  # methods that compute the logits of all heads
+
+
+def short(method, benchmark="smnist", **changes):
+    options = {"data": "sample", **changes.pop("benchmark_options", {})}
+    given = {"network_options": {"widths": (12,)}, "train_examples": 100, "regime": Regime(epochs=1, batch=200), **changes}
+    if method == "packnet":
+        given["method_options"] = {"retrain": 1}
+    return Run(benchmark, method, benchmark_options=options, **given)
+
+
+def split(method, first=2, **changes):
+    return short(method, benchmark_options={"tasks": 5}, first_tasks=first, **changes)
+
+
+def permuted(method, tasks=2, **changes):
+    return short(method, "pmnist", benchmark_options={"tasks": tasks, "permutations": "prefix"}, **changes)
+
+
+def extend(one, folder, tasks, *words, **how):
+    run(one, folder, **{"keep_model": True, "keep_each": True, **how})
+    return main(("extend", str(folder / f"{one.name}.json"), "--tasks", str(tasks), *WORDS, *words))
+
+
+def assert_same_as_whole(whole, folder, tmp_path):
+    """The record but for times and versions, and the model bit for bit."""
+    expected = run(whole, tmp_path / "whole", keep_model=True)
+    found = Record.load(folder / f"{whole.name}.json")
+    if whole.method in EVERY_HEAD:  # the old tasks were learned with fewer heads, which took fewer operations
+        assert found.costs.flops < expected.costs.flops
+        expected.costs = replace(expected.costs, flops=found.costs.flops)
+    assert differences(expected, found) == []
+    assert (found.spec, found.weights_used) == (expected.spec, expected.weights_used)
+    one, two = (tensor_files.load(place / f"{whole.name}.safetensors") for place in (folder, tmp_path / "whole"))
+    assert one[0].keys() == two[0].keys()
+    assert one[1] == two[1]
+    assert all(torch.equal(one[0][name], two[0][name]) for name in one[0])
+    return found
+
+
+@pytest.mark.parametrize("method", quick_and_slow(METHODS, ("sgd", "hat", "ewc", "packnet", "er", "agem", "joint", "pmask")))
+def test_split_mnist_from_two_tasks_to_five(method, tmp_path):
+    one = split(method)
+    assert extend(one, tmp_path, 5) == 0
+    found = assert_same_as_whole(replace(one, first_tasks=0), tmp_path, tmp_path)
+    assert found.extended == {"from": one.name, "tasks": 2, "missing": 0}
+
+
+@pytest.mark.parametrize("method", ["sgd", "hat", "ewc", "packnet", "er"])
+def test_permuted_mnist_from_two_tasks_to_three(method, tmp_path):
+    assert extend(permuted(method), tmp_path, 3) == 0
+    assert_same_as_whole(permuted(method, 3), tmp_path, tmp_path)
+
+
+def test_an_extension_is_extended_and_keeps_the_models_after_its_tasks(tmp_path):
+    assert extend(split("hat"), tmp_path, 3, "--keep-each") == 0
+    middle = tmp_path / f"{split('hat', 3).name}.json"
+    kept = [load(middle.with_name(f"{middle.stem}.task-{k}.safetensors")) for k in (1, 2, 3)]
+    assert [len(method.history) for method in kept] == [1, 2, 3]
+    assert all(len(method.net.classes) == 3 for method in kept)
+    assert main(("extend", str(middle), "--tasks", "5", *WORDS)) == 0
+    found = assert_same_as_whole(split("hat", 0), tmp_path, tmp_path)
+    assert found.extended["from"] == middle.stem
+
+
+@pytest.mark.parametrize("changes", [{"heads": "shared"}, {"scenario": "class"}, {"router": "distance"}])
+def test_other_heads_and_a_router(changes, tmp_path):
+    one = split("hat" if "router" in changes else "ewc", **changes)
+    assert extend(one, tmp_path, 4) == 0
+    assert_same_as_whole(replace(one, first_tasks=4), tmp_path, tmp_path)
+
+
+def test_killed_in_the_middle_of_an_extension_and_continued(tmp_path, monkeypatch):
+    one, whole = split("hat", regime=Regime(epochs=2, batch=100)), split("hat", 0, regime=Regime(epochs=2, batch=100))
+    record = run(one, tmp_path, keep_model=True, keep_each=True)
+    path, folder = tmp_path / f"{one.name}.json", folder_of(whole, tmp_path)
+    assert extended_run(record, 5) == whole
+    prepare(path, record, whole, folder, **HOW)
+    kills = killed_at(monkeypatch, 0.2, 0, 4)
+    with pytest.raises(Killed):
+        run(whole, tmp_path, save_every=OFTEN, keep_model=True)
+    ((continued,), others) = stopped_runs(tmp_path)
+    assert (continued, others) == (whole, [])
+    state = sorted(folder.path.glob("*"))
+    prepare(path, record, whole, folder, **HOW)  # the same command again changes nothing of what was saved
+    assert sorted(folder.path.glob("*")) == state
+    to_the_end(whole, tmp_path, save_every=OFTEN, keep_model=True)
+    assert len(kills) > 1
+    monkeypatch.undo()
+    assert assert_same_as_whole(whole, tmp_path, tmp_path).extended["from"] == one.name
+
+
+def test_without_the_models_after_single_tasks_their_numbers_are_missing(tmp_path, capsys):
+    assert extend(split("sgd", 3), tmp_path, 5, keep_each=False) == 0
+    assert "8 numbers" in capsys.readouterr().out  # two new tasks after two old ones, on test and on training data
+    whole = split("sgd", 0)
+    found, expected = Record.load(tmp_path / f"{whole.name}.json"), run(whole)
+    assert found.extended["missing"] == 8
+    for name in ("accuracy", "loss", "train_loss"):
+        one, two = getattr(found, name), getattr(expected, name)
+        assert [row[3:] for row in one[:2]] == [[None, None]] * 2
+        assert [row[:3] for row in one[:2]] == [row[:3] for row in two[:2]]
+        assert one[2:] == two[2:]
+    assert found.summary["accuracy"] == expected.summary["accuracy"]
+    assert main(("report", str(tmp_path))) == 0
+
+
+def test_what_cannot_be_extended_is_refused_in_one_line(tmp_path, capsys):
+    def refused(one, tasks, text, *words, **how):
+        assert extend(one, tmp_path, tasks, *words, **how) == 2
+        said = capsys.readouterr().err
+        assert text in said
+        assert said.count("\n") == 1, said
+
+    refused(split("sgd"), 2, "more than 2")
+    refused(split("sgd"), 6, "one of 2, 5")
+    refused(short("sgd"), 5, "--first-tasks")
+    refused(short("sgd", "pmnist", benchmark_options={"tasks": 2}), 3, "--permutations prefix")
+    refused(short("sgd", "digits-and-clothes"), 7, "at most 6")
+    refused(split("sgd", regime=Regime(epochs=1, keep_state=True)), 3, "optimizer")
+    refused(split("sgd", watch_tasks=True), 3, "--watch-tasks")
+    refused(split("pnn", method_options={"columns": "budget"}), 3, "number of tasks")
+    refused(split("mas"), 3, "--keep-model", keep_model=False)
+    refused(split("si"), 3, "task-1.safetensors is missing", "--keep-each", keep_each=False)
+    assert not list(tmp_path.glob("*.part/task-*"))
+
+
+def test_another_way_to_compute_is_said(tmp_path, capsys):
+    one = split("sgd")
+    record = run(one, tmp_path, keep_model=True)
+    whole = extended_run(record, 3)
+    assert other_conditions(record, whole, **HOW) == []
+    assert other_conditions(record, whole, **{**HOW, "engine": "compiled"}) == ["engine eager -> compiled"]
+    record.versions["torch"] = "1.0"
+    record.save(tmp_path)
+    assert main(("extend", str(tmp_path / f"{one.name}.json"), "--tasks", "3", *WORDS)) == 0
+    assert "torch 1.0 -> " in capsys.readouterr().out
+
+
+def test_how_options_were_chosen_stays_with_them(tmp_path):
+    one = split("sgd")
+    run(one, tmp_path, keep_model=True, tuned={"protocol": "first-tasks"})
+    assert main(("extend", str(tmp_path / f"{one.name}.json"), "--tasks", "3", *WORDS)) == 0
+    assert Record.load(tmp_path / f"{split('sgd', 3).name}.json").tuned == {"protocol": "first-tasks"}
+
+
+def test_replayed_tasks_and_a_wider_new_one_are_refused(tmp_path):
+    one = split("er", 1)
+    record = run(one, tmp_path, keep_model=True)
+    whole = split("er", 2)
+    tasks = build_tasks(whole, "cpu")
+    wider = [tasks[0], replace(tasks[1], classes=3)]
+    method = build_method(whole, wider, build_trunk(whole, wider), "cpu")
+    with pytest.raises(ValueError, match="more classes"):
+        check_growing(one, wider, len(record.tasks), method)
+
+
+def test_a_model_of_another_run_is_refused(tmp_path, capsys):
+    one, other = split("sgd"), split("sgd", 3)
+    run(one, tmp_path, keep_model=True), run(other, tmp_path, keep_model=True)
+    (tmp_path / f"{other.name}.safetensors").replace(tmp_path / f"{one.name}.safetensors")
+    assert main(("extend", str(tmp_path / f"{one.name}.json"), "--tasks", "4", *WORDS)) == 2
+    assert "model of another run" in capsys.readouterr().err
+
+
+def test_prefix_permutations_depend_on_the_seed_and_the_number_of_the_task_only():
+    for make in (pmnist, pmnist_blocks):
+        few, many, other = (
+            make(seed, data="sample", tasks=tasks, permutations="prefix", first="permuted")
+            for seed, tasks in ((3, 2), (3, 7), (4, 2))
+        )
+        maps = [[task.train.transform.pixels for task in tasks] for tasks in (few, many, other)]
+        assert all(torch.equal(a, b) for a, b in zip(maps[0], maps[1], strict=False))
+        assert not torch.equal(maps[0][0], maps[2][0])
+        assert not torch.equal(maps[1][0], maps[1][1])
+        assert all(torch.equal(m.sort(-1).values, torch.arange(784)[None]) for m in maps[1])
+
+
+def test_a_record_from_before_has_no_field_and_one_that_is_wrong_is_refused(tmp_path):
+    one = split("sgd", 1)
+    record = run(one, tmp_path)
+    path = tmp_path / f"{one.name}.json"
+    assert "extended" not in json.loads(path.read_text())
+    record.extended = {"from": "other", "tasks": -1, "missing": 0}
+    with pytest.raises(ValueError, match=r"extended\.tasks"):
+        Record.load(record.save(tmp_path))

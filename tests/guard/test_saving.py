@@ -1,0 +1,206 @@
+"""A guard that was saved and loaded: the same bits, checked when it is loaded, and another task learned."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import hatrack as hr
+from hatrack.files import tensors as tensor_files
+from tests.helpers.guarded import BACKBONES, PROBE, WIDTH, Loop, make_loop
+
+
+def saved(tmp_path, backbone="cnn", method="hat", names="ab"):
+    """A loop that has learned some tasks, and its file."""
+    loop = make_loop(backbone, method=method, options={"smax": 200.0}, weight_decay=0.1)
+    for number, name in enumerate(names):
+        loop.learn(name, number)
+    path = tmp_path / "guard.safetensors"
+    loop.guard.save(path)
+    return loop, path
+
+
+def loaded(loop, path, backbone="cnn", own="ab"):
+    """The same tasks in new modules, which have other values."""
+    torch.manual_seed(1)
+    module, heads = BACKBONES[backbone](), {name: nn.Linear(WIDTH, 3) for name in "abcde"}
+    held = [*module.parameters(), *(p for head in heads.values() for p in head.parameters())]
+    optimizer = torch.optim.AdamW(held, lr=0.01, weight_decay=0.1)
+    guard = hr.load_guard(path, module, optimizer, own={name: [heads[name]] for name in own})
+    return Loop(guard, optimizer, heads, dict(loop.answers))
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("method", ["hat", "pmask"])
+def test_a_loaded_guard_is_the_one_that_was_saved(tmp_path, backbone, method):
+    loop, path = saved(tmp_path, backbone, method)
+    other = loaded(loop, path, backbone)
+    assert repr(other.guard) == repr(loop.guard)
+    assert other.guard.verify() == loop.guard.verify()
+    assert other.guard.usage() == loop.guard.usage()
+    assert other.guard.method.options == loop.guard.method.options
+    assert other.changed() == []
+    other.learn("c", 2)
+    other.learn("d", 3)
+    assert other.changed() == []
+    other.guard.save(path)
+    again = loaded(other, path, backbone, own="abcd")
+    assert again.changed() == []
+    assert list(again.guard.tasks) == list("abcd")
+
+
+def test_four_tasks_of_different_kinds_and_a_fifth(tmp_path):
+    """Classes, labels, values and classes again in one backbone, saved and loaded."""
+    loop = make_loop("residual", weight_decay=0.1)
+    for number, (name, kind) in enumerate(zip("abcd", ["classes", "labels", "values", "classes"], strict=True)):
+        loop.learn(name, number, kind=kind)
+    loop.guard.save(tmp_path / "four.safetensors")
+    other = loaded(loop, tmp_path / "four.safetensors", "residual", own="abcd")
+    other.learn("e", 4, kind="labels")
+    assert other.changed() == []
+
+
+def test_after_a_release_the_numbers_are_kept(tmp_path):
+    loop, _ = saved(tmp_path, names="abc")
+    loop.guard.release("b")
+    del loop.answers["b"]
+    loop.guard.save(tmp_path / "guard.safetensors")
+    other = loaded(loop, tmp_path / "guard.safetensors", own="ac")
+    other.learn("b", 5)
+    assert [task.number for task in other.guard.tasks.values()] == [1, 3, 2]
+    assert other.changed() == []
+
+
+def test_modules_that_are_not_given_stay_in_the_file(tmp_path):
+    loop, path = saved(tmp_path)
+    with pytest.warns(UserWarning, match="modules of the task 'b'"):
+        other = loaded(loop, path, own="a")
+    other.guard.verify()
+    other.guard.save(path)
+    again = loaded(loop, path)
+    assert again.changed() == []
+
+
+def test_a_guard_that_has_learned_nothing(tmp_path):
+    loop = make_loop("mlp")
+    loop.guard.save(tmp_path / "empty.safetensors")
+    other = loaded(loop, tmp_path / "empty.safetensors", "mlp", own="")
+    other.learn("a")
+    assert other.changed() == []
+
+
+def test_nothing_is_written_if_a_task_has_changed(tmp_path):
+    loop, path = saved(tmp_path)
+    before = path.read_bytes()
+    with torch.no_grad():
+        loop.heads["a"].bias[0] += 1
+    with pytest.raises(ValueError, match="task 'a' is not what it was"):
+        loop.guard.save(path)
+    assert path.read_bytes() == before
+
+
+def changed_file(path, change):
+    """Write the file again, with a change and a right digest of the whole."""
+    tensors, metadata = tensor_files.load(path)
+    change(tensors, metadata)
+    tensor_files.save(path, tensors, metadata)
+
+
+def flip(name):
+    """Change one bit that the first task uses."""
+
+    def change(tensors, metadata):
+        place = int((tensors[name].reshape(-1) != 0).nonzero()[0])
+        tensors[name].view(torch.int32).view(-1)[place] ^= 1
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (flip("own.1.0.weight"), "task 'a' is not what it was"),
+        (flip("state.net.trunk.0.bias"), "is not what it was"),
+        (flip("state.norms.sets.0.n0"), "task 'a' is not what it was"),
+        (lambda t, m: t["state.gates"].logical_not_(), "task 'a' is not what it was"),
+        (lambda t, m: t.pop("answers.1"), "holds no whole guard: tasks"),
+        (lambda t, m: t.pop("example"), "holds no whole guard: example"),
+        (lambda t, m: t.pop("state.done"), "holds no whole guard: tasks"),
+        (lambda t, m: t.pop("state.gates"), "does not fit the backbone"),
+        (lambda t, m: t["answers.1"].add_(1), "task 'a' answers differently"),
+        (lambda t, m: m.update(kind="method"), "holds no guard"),
+        (lambda t, m: m.update(format=2), "format 2, newer than 1"),
+        (lambda t, m: m.update(options={"smaxx": 1.0}), "no option 'smaxx'; did you mean 'smax'"),
+        (lambda t, m: m.update(method="ewc"), "no method of a guard 'ewc'"),
+        (lambda t, m: m.update(numbers=10**9), "holds no whole guard: tasks"),
+        (lambda t, m: m["tasks"][0].update(number=2), "holds no whole guard: tasks"),
+        (lambda t, m: m["tasks"][0].update(digest=3), "holds no whole guard: tasks"),
+        (lambda t, m: m.update(tasks=[3]), "holds no whole guard: tasks"),
+        (lambda t, m: m.pop("seed"), "holds no whole guard: seed"),
+    ],
+)
+def test_a_file_that_was_changed_is_refused(tmp_path, change, message):
+    loop, path = saved(tmp_path)
+    changed_file(path, change)
+    with pytest.raises(ValueError, match=message) as error:
+        loaded(loop, path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    loop, path = saved(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="is damaged: its digest differs"):
+        loaded(loop, path)
+
+
+def test_what_does_not_fit_is_named(tmp_path):
+    loop, path = saved(tmp_path)
+    with pytest.raises(ValueError, match="the backbone is not like the one that was saved: it lacks"):
+        loaded(loop, path, "mlp")
+    with pytest.raises(ValueError, match=r"no task 'digits'; there are: a, b"):
+        hr.load_guard(path, BACKBONES["cnn"](), torch.optim.SGD(nn.Linear(2, 2).parameters()), own={"digits": []})
+    backbone = BACKBONES["cnn"]()
+    optimizer = torch.optim.SGD(backbone.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="task 'a': the modules of the task are not like those that were saved"):
+        hr.load_guard(path, backbone, optimizer, own={"a": [nn.Linear(WIDTH, 4)]})
+    with pytest.raises(ValueError, match="holds no parameter of the backbone"):
+        hr.load_guard(path, BACKBONES["cnn"](), torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+
+
+def test_the_file_has_no_pickle_and_plain_metadata(tmp_path):
+    _, path = saved(tmp_path)
+    data = path.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    metadata = json.loads(header["__metadata__"]["hatrack"])
+    assert [(task["name"], task["number"]) for task in metadata["tasks"]] == [("a", 1), ("b", 2)]
+    assert not any("hatrack_gates" in name for name in header)
+
+
+def test_the_state_of_the_backbone_can_be_loaded_into_a_guarded_one(tmp_path):
+    """A checkpoint of a user's own: weights, norms being learned and the embedding."""
+    loop, _ = saved(tmp_path)
+    state = {key: value.clone() for key, value in loop.backbone.state_dict().items()}
+    assert "hatrack_gates.embedding" in state
+    loop.backbone.load_state_dict(state)
+    assert loop.changed() == []
+    with loop.guard.use("a"):
+        assert loop.backbone(PROBE).shape == (8, WIDTH)
+
+
+def test_the_state_of_the_optimizer_goes_its_own_way(tmp_path):
+    """It is saved and loaded as always, and learning goes on with it as if nothing had been: the same bits."""
+    loop, path = saved(tmp_path, "mlp")
+    state = copy.deepcopy(loop.optimizer.state_dict())
+    other = loaded(loop, path, "mlp")
+    other.optimizer.load_state_dict(state)
+    loop.learn("c", 2)
+    other.heads["c"].load_state_dict(make_loop("mlp").heads["c"].state_dict())
+    other.learn("c", 2)
+    for name, tensor in loop.backbone.state_dict().items():
+        assert torch.equal(tensor, other.backbone.state_dict()[name]), name
+    assert torch.equal(loop.answers["c"], other.answers["c"])

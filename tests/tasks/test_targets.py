@@ -1,0 +1,266 @@
+"""Targets: losses, scores and answers against values worked out by hand or in float64, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hatrack import EWC, HAT, PMASK, SI, Joint, Method, Network, PackNet, Record, Regime, Task, Trainer, evaluate, load, save
+from hatrack.__main__ import main
+from hatrack.tasks.targets import CLASSES, MultiLabel, Ordinal, Own, Regression, Target, target_from_dict
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(600, 6)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64) + (X[:, 1] > 0)  # 0, 1, 2: a quarter, a half, a quarter
+NUMBER = (3 * X[:, 0] - X[:, 1] + 40).astype(np.float32)
+NUMBERS = np.stack([NUMBER, 1e6 * X[:, 2]], 1)
+LABELS = (X[:, :4] > 0).astype(np.int64)
+LOSS = {"loss": lambda out, y: F.smooth_l1_loss(out[:, 0], y / 40), "classes": 1}
+
+
+def task(index=0, y=Y, **options):
+    return Task.from_arrays(index, f"task {index}", X[:500], y[:500], X[500:], y[500:], **options)
+
+
+def trunk(width=60):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU())
+
+
+# Values
+
+
+def test_weighted_and_smoothed_classes():
+    outputs, y = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])
+    logs = torch.log_softmax(outputs.double(), 1)
+    assert CLASSES.loss(outputs, y).item() == pytest.approx(-(logs[0, 0] + logs[1, 0]).item() / 2)
+    smoothed = -(0.9 * logs[:, 0] + 0.05 * logs.sum(1)).mean().item()
+    assert CLASSES.smoothed(0.1).loss(outputs, y).item() == pytest.approx(smoothed)
+    assert CLASSES.smoothed(0.1).total_loss(outputs, y).item() == pytest.approx(-logs[:, 0].sum().item()), "only in training"
+    weighted = Target(weights=torch.tensor([0.5, 1.5]))
+    mixed = torch.tensor([0, 1])
+    by_hand = -(0.5 * logs[0, 0] + 1.5 * logs[1, 1]).item()
+    assert weighted.total_loss(outputs, mixed).item() == pytest.approx(by_hand)
+    assert weighted.loss(outputs, mixed).item() == pytest.approx(by_hand / 2)
+    assert weighted.total_score(outputs, mixed) == 2
+
+
+def test_balanced_weights_count_every_class_the_same():
+    y = np.array([0] * 60 + [1] * 15 + [2] * 5 + [0, 1, 2] * 10)
+    target = Task.from_arrays(0, "rare", X[:80], y[:80], X[80:110], y[80:], class_weights="balanced", valid=0).target
+    shares = [(target.weights[k] * (y[:80] == k).sum()).item() for k in range(3)]
+    assert shares == pytest.approx([80 / 3] * 3)
+    given = Task.from_arrays(0, "rare", X[:80], y[:80], X[80:110], y[80:], class_weights=[1, 2, 4], valid=0).target
+    assert given.weights[y[:80]].mean().item() == pytest.approx(1)
+    assert (given.weights / given.weights[0]).tolist() == pytest.approx([1, 2, 4])
+
+
+def test_several_labels():
+    outputs, y = torch.tensor([[3.0, -1.0], [-2.0, 0.5]]), torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    losses = [math.log1p(math.exp(-v)) for v in (3.0, 1.0, -2.0, 0.5)]
+    target = MultiLabel()
+    assert target.loss(outputs, y).item() == pytest.approx(sum(losses) / 4)
+    assert target.total_loss(outputs, y).item() == pytest.approx(sum(losses) / 2)
+    assert target.total_score(outputs, y).item() == 1.5
+    assert target.answer(outputs).tolist() == [[True, False], [False, True]]
+
+
+@pytest.mark.parametrize("y", [NUMBER, NUMBERS, NUMBERS.astype(np.float64), NUMBER.astype(int)])
+def test_numbers_are_learned_in_units_of_their_spread(y):
+    made = task(y=y, target="regression", valid=0)
+    rows = torch.as_tensor(y)[made.train.rows].double().reshape(500, -1)
+    target = made.target
+    assert target.mean.double() == pytest.approx(rows.mean(0), rel=1e-6)
+    assert target.std.double() == pytest.approx(rows.std(0, correction=0), rel=1e-6)
+    perfect = ((rows - rows.mean(0)) / rows.std(0, correction=0)).float()
+    assert target.total_score(perfect, made.train.y).item() / 500 == pytest.approx(1, abs=1e-5)
+    assert target.total_score(torch.zeros_like(perfect), made.train.y).item() / 500 == pytest.approx(0, abs=1e-5), "the mean"
+    answer = target.answer(perfect)
+    assert answer.shape == y[:500].shape
+    assert answer.double() == pytest.approx(torch.as_tensor(y)[made.train.rows].double(), rel=1e-4, abs=1)
+
+
+def test_a_constant_number_does_not_divide_by_zero():
+    made = task(y=np.full(600, 7.5, np.float32), target="regression")
+    assert (made.target.mean.tolist(), made.target.std.tolist()) == ([7.5], [1.0])
+
+
+def test_grades():
+    outputs, y = torch.tensor([[2.0, -1.0], [1.0, 1.0], [-1.0, -3.0]]), torch.tensor([1, 2, 1])
+    target = Ordinal()
+    assert target.answer(outputs).tolist() == [1, 2, 0]
+    assert target.total_score(outputs, y) == 2
+    above = [[1, 0], [1, 1], [1, 0]]
+    losses = [math.log1p(math.exp(-v if up else v)) for row, ups in zip(outputs.tolist(), above, strict=True)
+              for v, up in zip(row, ups, strict=True)]  # fmt: skip
+    assert target.loss(outputs, y).item() == pytest.approx(sum(losses) / 6)
+    assert target.total_loss(outputs, y).item() == pytest.approx(sum(losses) / 2)
+    assert task(target="ordinal").classes == 2, "one output less than grades"
+
+
+@pytest.mark.parametrize("each", [True, False])
+def test_a_loss_and_a_score_of_ones_own(each):
+    def compare(out, y):
+        errors = (out[:, 0] - y).abs()
+        return errors if each else errors.mean()
+
+    target = Own(own_loss=compare, own_score=lambda out, y: -compare(out, y))
+    outputs, y = torch.tensor([[1.0], [4.0]]), torch.tensor([0.0, 1.0])
+    found = target.loss(outputs, y), target.total_loss(outputs, y), target.total_score(outputs, y)
+    assert [value.item() for value in found] == [2.0, 4.0, -4.0]
+    assert Own(own_loss=compare).total_score(outputs, y).item() == -4.0
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        *(Target(weights=torch.tensor([0.5, 1.5])), MultiLabel(), Ordinal(), Own()),
+        Regression(mean=torch.tensor([0.1, 3.3]), std=torch.tensor([2.0, 1e-3]), flat=False),
+    ],
+)
+def test_a_description_gives_the_same_target(made):
+    again = target_from_dict(made.to_dict())
+    assert type(again) is type(made)
+    for name, value in vars(made).items():
+        assert torch.equal(value, getattr(again, name)) if isinstance(value, torch.Tensor) else value == getattr(again, name)
+
+
+@pytest.mark.parametrize("data", [{}, {"kind": "other"}, {"kind": "regression"}, {"kind": "classes", "weights": "x"},
+                                  {"kind": "regression", "mean": [math.nan], "std": [1.0], "flat": False}])  # fmt: skip
+def test_a_wrong_description_is_refused(data):
+    with pytest.raises(ValueError, match="a target must be one of"):
+        target_from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"target": "regresion"}, "regression"),
+        ({"y": NUMBER}, "whole numbers"),
+        ({"y": np.where(X[:, 0] > 0, np.nan, 1), "target": "regression"}, "NaN"),
+        ({"y": LABELS + 1, "target": "multi-label"}, "0 or 1"),
+        ({"y": Y, "target": "multi-label"}, "labels"),
+        ({"y": LABELS}, "one label per image"),
+        ({"y": np.zeros(600, int), "target": "ordinal"}, "two values"),
+        ({"y": NUMBER, "target": "regression", "class_weights": [1]}, "class_weights"),
+        ({"class_weights": [1, 2]}, "3 numbers"),
+        ({"class_weights": [1, 2, -1]}, "3 numbers"),
+        ({"class_weights": "equal"}, "balanced"),
+        ({"loss": F.mse_loss}, "classes=N"),
+        ({"loss": "mse", "classes": 1}, "function"),
+        ({"score": F.mse_loss}, "a loss of your own"),
+        ({"y": NUMBERS, "target": "regression", "classes": 3}, "2 numbers"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options, said):
+    with pytest.raises(ValueError, match=said) as error:
+        task(**options)
+    assert "\n" not in str(error.value)
+
+
+# Learning
+
+
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in (PMASK, PackNet, SI)]
+
+
+@pytest.mark.parametrize("kind", [HAT, Method, *SLOW])
+def test_tasks_of_five_kinds_in_one_network(kind, tmp_path):
+    """Each is learned; what HAT, PMASK and PackNet guarantee holds for all kinds; a file keeps what answers mean."""
+    kinds = [{}, {"y": LABELS, "target": "multi-label"}, {"y": NUMBER, "target": "regression"},
+             {"target": "ordinal"}, {"y": NUMBER, **LOSS}]  # fmt: skip
+    tasks = [task(k, **options) for k, options in enumerate(kinds)]
+    method = kind(Network(trunk(), tasks=tasks))
+    fit, after, scores = Trainer(Regime(epochs=6, batch=16, lr=0.1)), [], []
+    for one in tasks:
+        method.learn(one, fit)
+        after.append(method.predict(X, task=one.index))
+        scores.append(evaluate(method, one.test))
+    least = [0.55, 0.6, 0.4, 0.4, -0.05]  # guessing has 0.5, 0.5, 0, about 0.3, -0.5
+    assert all(score.accuracy > low for score, low in zip(scores, least, strict=True)), scores
+    assert [str(a.dtype) for a in after] == ["torch.int64", "torch.bool", "torch.float32", "torch.int64", "torch.float32"]
+    assert [tuple(a.shape) for a in after] == [(600,), (600, 4), (600,), (600,), (600, 1)]
+    if kind is not SI and kind is not Method:
+        assert all(torch.equal(method.predict(X, task=k), a) for k, a in enumerate(after))
+    save(method, tmp_path / "m.safetensors")
+    loaded = load(tmp_path / "m.safetensors", trunk())
+    assert all(torch.equal(loaded.predict(X, task=k), method.predict(X, task=k)) for k in range(5))
+    number = loaded.net.add_task(3)
+    loaded.learn(task(number, **kinds[0]), fit)
+    if kind is not SI and kind is not Method:
+        assert all(torch.equal(loaded.predict(X, task=k), a) for k, a in enumerate(after))
+    with pytest.raises(ValueError, match="a call per task"):
+        loaded.predict(X[:2], task=torch.tensor([0, 2]))
+
+
+def test_a_task_that_failed_leaves_the_meaning_of_answers():
+    method = HAT(Network(trunk(), tasks=[task(y=NUMBER, target="regression")]))
+    method.learn(task(y=NUMBER, target="regression"), Trainer(Regime(epochs=1)))
+    before = method.predict(X, task=0)
+
+    def fail(*_, **__):
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        method.learn(task(y=NUMBER * 9, target="regression"), fail)
+    assert torch.equal(method.predict(X, task=0), before)
+    method.release(0)
+    assert method.net.targets == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (EWC, {"y": NUMBER, "target": "regression"}),
+        (Joint, {"y": LABELS, "target": "multi-label"}),
+        (Joint, {"class_weights": "balanced"}),
+    ],
+)
+def test_methods_that_need_classes_say_so(kind, options):
+    one = task(**options)
+    with pytest.raises(ValueError, match=kind.__name__):
+        kind(Network(trunk(), tasks=[one])).learn(one, Trainer(Regime(epochs=1)))
+
+
+def test_one_head_of_all_tasks_needs_plain_classes():
+    one = task(y=NUMBER, target="regression")
+    with pytest.raises(ValueError, match="a head of its own"):
+        Method(Network(trunk(), tasks=[one], heads="shared")).learn(one, Trainer(Regime(epochs=1)))
+
+
+def test_a_file_of_tasks_of_several_kinds(tmp_path, capsys):
+    """A run of them has a record that names the scores, and so does the page."""
+    for name, y in {"number": NUMBER, "labels": LABELS}.items():
+        np.savez(tmp_path / f"{name}.npz", x_train=X[:500], y_train=y[:500], x_test=X[500:], y_test=y[500:])
+    lines = ['[[task]]\nname = "many"\ndata = "labels.npz"\ntarget = "multi-label"']
+    lines += ['[[task]]\nname = "one"\ndata = "number.npz"\ntarget = "regression"']
+    (tmp_path / "tasks.toml").write_text("\n".join(lines))
+    words = [
+        "run",
+        "own",
+        "hat",
+        "--tasks",
+        str(tmp_path / "tasks.toml"),
+        "--widths",
+        "40",
+        "--dropout",
+        "0",
+        "--batch",
+        "50",
+    ]
+    words += ["--epochs", "8", "--lr", "0.1", "--device", "cpu", "--out", str(tmp_path / "runs")]
+    assert main(words) == 0
+    (path,) = (tmp_path / "runs").glob("*.json")
+    record = Record.load(path)
+    assert [(task.score, task.classes) for task in record.tasks] == [("label accuracy", 4), ("R²", 1)]
+    assert record.accuracy[1][0] == record.accuracy[0][0], "HAT keeps it"
+    assert record.before[1] < record.accuracy[1][1] <= 1
+    assert record.without_task_id == [None, None]
+    assert main(["report", str(tmp_path / "runs")]) == 0
+    assert "R²" in (tmp_path / "runs" / "report.html").read_text()
+    capsys.readouterr()
+    (tmp_path / "tasks.toml").write_text(lines[0].replace("multi-label", "many"))
+    assert main(words) == 2
+    assert "multi-label" in capsys.readouterr().err
