@@ -256,15 +256,18 @@ class HAT(Method):
         head = {f"heads.0.{name}": p for name, p in self.net.heads[0].named_parameters()} if self.net.shared else {}
         return {name: p for name, p in (trunk | head).items() if p.requires_grad}
 
-    def _shares(self, tasks: list[Tensor]) -> dict[str, Tensor]:
-        """Return how far any of these gates (units,) use each shared weight, from 0 to 1, by the name of the parameter."""
+    def _shares(self, tasks: list[Tensor], *, together: bool = False) -> dict[str, Tensor]:
+        """Return how far any of these gates (units,) use each shared weight, from 0 to 1, by the name of the parameter.
+
+        Tasks that were learned at an earlier width count as well, each by itself or all of one width together.
+        """
         shares = {name: torch.zeros(p.shape) for name, p in self._shared_weights().items()}
         for gates in tasks:
             masks = {f"trunk.{name}": mask for name, mask in self.units.weight_masks(gates).items()}
             # All tasks use the outputs of a shared head; a head per task needs no protection.
             masks |= {"heads.0.weight": self.units.feature_masks(gates.cpu()), "heads.0.bias": torch.ones(())}
             shares = {name: torch.maximum(share, masks[name]) for name, share in shares.items()}
-        for masks in masks_of_generations(self, together=self.protect == "paper"):  # of tasks learned at an earlier width
+        for masks in masks_of_generations(self, together=together):
             shares = {name: torch.maximum(share, masks[name.removeprefix("trunk.")]) for name, share in shares.items()}
         return shares
 
@@ -280,7 +283,7 @@ class HAT(Method):
         finished = list(self.gates[self.done].float())
         self.used = torch.stack([torch.zeros_like(self.embeddings[0]), *finished]).amax(0)
         protected = [self.used] if self.protect == "paper" and finished else finished  # all tasks together, or each
-        shares, self.freezes = self._shares(protected), []
+        shares, self.freezes = self._shares(protected, together=self.protect == "paper"), []
         if self.candidates is not None:  # all but the candidates count as used
             mine = self.candidates.of(self.learning)
             self.used = (~mine).to(self.used)

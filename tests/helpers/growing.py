@@ -1,10 +1,13 @@
-"""Small trunks of many kinds whose widths are attributes of their modules, and one that writes a width out."""
+"""Small trunks of many kinds whose widths are attributes of their modules, and methods on them."""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hatrack import NETWORKS
+from hatrack import METHODS, NETWORKS, Method, Network, Regime, Task, Trainer
+from hatrack.seeds import seeded
 
 SHAPE = (1, 8, 8)
 
@@ -141,3 +144,41 @@ TRUNKS = {
     "loop": Loop,
     "norms": Norms,
 }
+
+# Methods on them
+
+SIZES = (1, 3, 64)  # images in a batch; the network's example has others
+IMAGES = {size: torch.randn(size, *SHAPE, generator=torch.Generator().manual_seed(size)) for size in SIZES}
+
+
+def build(trunk: str) -> nn.Module:
+    with seeded(0, "trunk"):
+        return TRUNKS[trunk]()
+
+
+def make(name: str, tasks: list[Task], trunk: str | nn.Module = "mlp", **options: Any) -> Method:
+    return METHODS[name](Network(build(trunk) if isinstance(trunk, str) else trunk, tasks=tasks), **options)
+
+
+def trainer(**options: Any) -> Trainer:
+    return Trainer(Regime(**{"epochs": 1, "batch": 16, "lr": 0.1, **options}))
+
+
+@torch.no_grad()
+def answers(method: Method, task: int) -> dict[int, Tensor]:
+    """The logits of a task for batches of several sizes."""
+    method.eval()
+    return {size: method(images, task) for size, images in IMAGES.items()}
+
+
+def assert_answers(method: Method, before: dict[int, dict[int, Tensor]]) -> None:
+    """Every task answers as before, bit for bit."""
+    for task, then in before.items():
+        for size, now in answers(method, task).items():
+            assert torch.equal(now, then[size]), (task, size)
+
+
+def changed(method: Method, state: dict[str, Tensor]) -> list[str]:
+    """The tensors of a method that differ from an earlier state, and those that only one of both has."""
+    now = method.state_dict()
+    return [key for key in {*now, *state} if key not in now or key not in state or not torch.equal(now[key], state[key])]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hatrack.methods.method import Method
 
 LISTED = 3  # layers named in one line
+ROUNDING = 1e-6  # of shares, which are means of float32
 
 
 def grow(method: "Method", by: Any, *, but: int | None = None) -> dict[str, tuple[int, int]]:
@@ -152,9 +153,9 @@ def _units_to_add(method: "Method", below: float, by: float) -> dict[str, int]:
         if is_held(name):
             continue
         free = (1 - used) * size_of(now, name) / size_of(first, name)
-        if free < below:
-            steps = math.ceil((below - free) / by - 1e-9)
-            found[name] = max(1, round(max(1, steps) * by * width_of(first, name)))
+        if free < below - ROUNDING:
+            steps = math.ceil((below - free) / by - ROUNDING)
+            found[name] = max(1, round(steps * by * width_of(first, name)))
     return found
 
 
