@@ -83,4 +83,4 @@ def test_an_extension_is_the_longer_run(grown, tmp_path):
     one, two = (load(folder / f"{whole.name}.safetensors").state_dict() for folder in (record.parent, tmp_path))
     assert one.keys() == two.keys()
     assert all(torch.equal(value, two[key]) for key, value in one.items())
-    assert len(one["growth.steps"]) == 4
+    assert len(one["growth.steps"]) > len(load(f"{record}.safetensors").growth.steps) > 0
