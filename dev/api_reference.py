@@ -72,10 +72,12 @@ SHOWN = {  # what users call of classes that have more for the library's own use
             "extract",
             "masks",
             "dependencies",
+            "grow",
             "certificate",
         ),  # to use one
         *("history", "num_parameters", "kept_bytes"),
-        *("forward", "learn_task", "loss", "edit_grads", "constrain", "grow", "end_learning", "used_by"),  # to write one
+        *("forward", "learn_task", "loss", "edit_grads", "constrain"),
+        *("on_new_tasks", "end_learning", "used_by"),  # to write one
         *("restore_data", "explain_divergence"),
     ),
     "Trainer": (),

@@ -78,6 +78,10 @@ def _build(backbone: nn.Module, example: Tensor, name: str, seed: int, options: 
         raise ValueError(f"probes={options['probes']}: a guard stores no images; leave the option out")
     if options["reuse"] != "allowed" or options["free"] != "kept":
         raise ValueError("a guard takes neither reuse='never' nor free='initial': the optimizer is the user's own")
+    if options["grow"] != "off":
+        raise ValueError(
+            f"grow={options['grow']!r}: a guard does not grow, since the loop and the optimizer hold the backbone"
+        )
     if options.get("masks", "binary") != "binary":
         raise ValueError(f"masks={options['masks']!r} guarantees nothing; a guard needs masks='binary'")
     with evaluating(backbone):  # networks and methods set modes; here they are the user's

@@ -59,9 +59,9 @@ class AGEM(Method):
         self.per_class, self.reference = per_class, reference
         self.memory = Ring(per_class, net.example)
         self.projected: list[nn.Parameter] = []  # parameters whose gradient is projected; set by `learn_task`
-        self.grow()
+        self.on_new_tasks()
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         grow_with(self.memory, self.net)
 
     def forget_task(self, task: int) -> None:

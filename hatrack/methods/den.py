@@ -79,9 +79,9 @@ class DEN(Method):
         self.freezes: list[Freeze] = []  # of the entries that are not trained
         self.anchors: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # the values before the task, and a mask of them
         self.new_units: list[Tensor] = []  # a mask of the spare units of every layer, while group sparsity acts on them
-        self.grow()
+        self.on_new_tasks()
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         self.room.grow(self.net)
         new = len(self.net.classes) - len(self.turns)
         if new:

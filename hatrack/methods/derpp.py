@@ -61,9 +61,9 @@ class DERpp(Method):
         self.memory = Reservoir(memory, net.example, logits=(0,))
         self.register_buffer("widths", torch.zeros_like(self.memory.y[:0]))
         self.unused: list[nn.Parameter] = []  # heads of tasks that have no examples yet; set by `learn_task`
-        self.grow()
+        self.on_new_tasks()
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         widths = head_sizes(self.net)
         self.widths = torch.tensor(widths, dtype=self.widths.dtype, device=self.widths.device)
         self.memory.widen("logits", max(widths, default=0))

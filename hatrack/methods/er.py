@@ -60,9 +60,9 @@ class ER(Method):
         self.replay = replay
         self.memory: Memory = Reservoir(memory, net.example) if kind == "reservoir" else Ring(per_class, net.example)
         self.unused: list[nn.Parameter] = []  # heads of tasks that have no examples yet; set by `learn_task`
-        self.grow()
+        self.on_new_tasks()
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         grow_with(self.memory, self.net)
 
     def learn_task(self, task: Task, fit: Fit) -> None:

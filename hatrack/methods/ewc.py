@@ -88,7 +88,7 @@ class EWC(Method):
         self.register_buffer("anchor", now.clone())
         self.register_buffer("learned", now.new_zeros(()))  # number of tasks learned
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         """Add places for the new rows of a head that grows."""
         now = values(self.net.shared_parameters())
         self.fisher = extended(self.fisher, torch.zeros_like(now))

@@ -14,6 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from hatrack.methods.fit import Fit
+from hatrack.methods.growth.grow import try_growth
+from hatrack.methods.growth.growth import (
+    GrowBelowOption,
+    GrowByOption,
+    GrowOption,
+    Growth,
+    grown_initial,
+    masks_of_generations,
+    to_present,
+)
+from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
 from hatrack.methods.parts.annealing import Anneal, compensation, hardness, without_denormals
 from hatrack.methods.parts.candidates import (
@@ -108,6 +119,9 @@ class HAT(Method):
         free: FreeOption = "kept",
         reuse: ReuseOption = "allowed",
         room: RoomOption = 0,
+        grow: GrowOption = "off",
+        grow_below: GrowBelowOption = 0.5,
+        grow_by: GrowByOption = 0.5,
     ) -> None:
         super().__init__(net)
         self.options = check(HAT, locals())
@@ -139,7 +153,9 @@ class HAT(Method):
         self.freezes: list[PartialFreeze] = []
         self.own: dict[str, Tensor] = {}  # with candidates: which weights of the trunk are the task's own, by name
         self.used = torch.zeros(self.units.count)  # the largest gate of finished tasks, for every unit
-        self.grow()
+        self.growth = Growth()
+        self.on_new_tasks()
+        try_growth(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move also the tables of units and what is frozen, when `.to(device)` is called."""
@@ -151,7 +167,7 @@ class HAT(Method):
             freeze.to(device)
         return self
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         """Make embeddings and gates for every task of the network."""
         self.norms.grow(len(self.net.classes))
         for task in range(len(self.embeddings), len(self.net.classes)):
@@ -181,6 +197,8 @@ class HAT(Method):
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         if isinstance(task, Tensor):
             return grouped(self, x, task)
+        if (old := self.growth_of(task)) is not None:  # the task was learned before the trunk was widened
+            return self.net.head(old.run(self.net, x, self.norms.of(task), self.final_gates(task)), task)
         return self.net.head(self.units.run(x, self.final_gates(task), self._tensors(task)), task)
 
     def _tensors(self, task: int) -> dict[str, Tensor]:
@@ -190,6 +208,9 @@ class HAT(Method):
         return self.norms.of(task) | with_initial(self.net.trunk, own, self.initial)
 
     def served(self, task: int) -> ServedTask:
+        if (old := self.growth_of(task)) is not None:
+            trunk, gates = old.filled(self.net, self.norms.of(task)), self.final_gates(task)[old.places.units]
+            return ServedNetwork(self.net, task, {}, old.units, gates, trunk)
         norms = {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
         return ServedNetwork(self.net, task, norms, self.units, self.final_gates(task))
 
@@ -239,14 +260,19 @@ class HAT(Method):
         head = {f"heads.0.{name}": p for name, p in self.net.heads[0].named_parameters()} if self.net.shared else {}
         return {name: p for name, p in (trunk | head).items() if p.requires_grad}
 
-    def _shares(self, tasks: list[Tensor]) -> dict[str, Tensor]:
-        """Return how far any of these gates (units,) use each shared weight, from 0 to 1, by the name of the parameter."""
+    def _shares(self, tasks: list[Tensor], *, together: bool = False) -> dict[str, Tensor]:
+        """Return how far any of these gates (units,) use each shared weight, from 0 to 1, by the name of the parameter.
+
+        Tasks that were learned at an earlier width count as well, each by itself or all of one width together.
+        """
         shares = {name: torch.zeros(p.shape) for name, p in self._shared_weights().items()}
         for gates in tasks:
             masks = {f"trunk.{name}": mask for name, mask in self.units.weight_masks(gates).items()}
             # All tasks use the outputs of a shared head; a head per task needs no protection.
             masks |= {"heads.0.weight": self.units.feature_masks(gates.cpu()), "heads.0.bias": torch.ones(())}
             shares = {name: torch.maximum(share, masks[name]) for name, share in shares.items()}
+        for masks in masks_of_generations(self, together=together):
+            shares = {name: torch.maximum(share, masks[name.removeprefix("trunk.")]) for name, share in shares.items()}
         return shares
 
     def _renew_free_weights(self, *, erase: bool = False) -> None:
@@ -261,7 +287,7 @@ class HAT(Method):
         finished = list(self.gates[self.done].float())
         self.used = torch.stack([torch.zeros_like(self.embeddings[0]), *finished]).amax(0)
         protected = [self.used] if self.protect == "paper" and finished else finished  # all tasks together, or each
-        shares, self.freezes = self._shares(protected), []
+        shares, self.freezes = self._shares(protected, together=self.protect == "paper"), []
         if self.candidates is not None:  # all but the candidates count as used
             mine = self.candidates.of(self.learning)
             self.used = (~mine).to(self.used)
@@ -342,14 +368,20 @@ class HAT(Method):
         """Return the weights between its units, its gates, norms and head. Soft gates and shared norms guarantee nothing."""
         if self.kind == "soft" or (self.norms.shared and self.norms.names):
             return {}
-        gates, trunk = self.gates[task].float().cpu(), dict(self.net.trunk.named_parameters())
-        masks = {name: share == 1 for name, share in self.units.weight_masks(gates).items() if name in self.units.traced}
+        old, units, gates = self.growth_of(task), self.units, self.gates[task]
+        trunk: dict[str, Tensor] = dict(self.net.trunk.named_parameters())
+        tensors = None
+        if old is not None:  # all at the width that it was learned at
+            trunk = tensors = old.tensors(self.net.trunk)
+            units, gates = old.units, gates[old.places.units]
+        open_gates = gates.float().cpu()
+        masks = {name: share == 1 for name, share in units.weight_masks(open_gates).items() if name in units.traced}
         own = {f"trunk.{name}": torch.where(mask.to(trunk[name].device), trunk[name], 0) for name, mask in masks.items()}
         own |= {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
         if self.net.shared:
             weight = self.net.heads[0].get_parameter("weight")
-            own["heads.0.weight"] = torch.where((self.units.feature_masks(gates) == 1).to(weight.device), weight, 0)
-        return {**self.used_of_network(task, own), "gates": self.gates[task]}
+            own["heads.0.weight"] = torch.where((self.units.feature_masks(open_gates) == 1).to(weight.device), weight, 0)
+        return {**self.used_of_network(task, own, tensors), "gates": gates}
 
     @torch.no_grad()
     def release(self, task: int, *, erase: bool = False) -> None:
@@ -367,6 +399,7 @@ class HAT(Method):
             drift = "gates are soft" if self.kind == "soft" else "tasks share their norms"
             warn_of_traces(self, task, held, drift if not self.used_by(task) else "")
         self.forget_task(task)
+        to_present(self, task)
         self.done[task], self.gates[task] = False, 0
         self.embeddings[task].copy_(self._initial_embedding(task))
         self.norms.reset(self.net, task)
@@ -374,6 +407,30 @@ class HAT(Method):
         if erase:
             self.net.preprocessing.reset(task)
         self._renew_free_weights(erase=erase)
+
+    # Growing
+
+    def units_of(self, trunk: nn.Module) -> Units:
+        """Return the units of a trunk, traced with the options of this method."""
+        if trunk is self.units.trunk:
+            return self.units
+        given = self.options["on_unknown"], self.options["leave"]
+        return Units(trunk, self.net.example, on_unknown=given[0], leave=given[1])
+
+    def on_growth(self, wider: Wider) -> None:
+        """Make units, norms, gates and embeddings of the wider trunk. Finished tasks use none of its new units."""
+        self.units, device = wider.units, self.net.example.device
+        self.units.to(device)
+        self.held, self.frozen = self.units.held_whole(), self.units.frozen().to(device)
+        self.norms = TaskNorms(self.net, shared=self.norms.shared, more=sorted(self.units.per_task))
+        gates, places = self.gates.new_zeros(len(self.gates), self.units.count), wider.places.units
+        gates[:, places] = self.gates
+        embeddings = [self._initial_embedding(task).to(device) for task in range(len(gates))]
+        for new, before, done in zip(embeddings, self.embeddings, self.done.tolist(), strict=True):
+            if done:
+                new[places] = before.detach()
+        self.gates, self.embeddings = gates, nn.ParameterList(embeddings)
+        self.initial = grown_initial(self.initial, self._shared_weights(), wider.places)
 
     def layer_masks(self, task: int) -> dict[str, Tensor]:
         """Return which units of every layer a task uses: bools (units of the layer,), by the layer's name."""

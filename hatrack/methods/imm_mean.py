@@ -57,7 +57,7 @@ class IMMMean(Method):
         self.register_buffer("anchor", now.clone())
         self.register_buffer("learned", now.new_zeros(()))
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         """Add places for the new rows of a head that grows."""
         now = values(self.net.shared_parameters())
         self.anchor = extended(self.anchor, now)

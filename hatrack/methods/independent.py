@@ -47,9 +47,9 @@ class Independent(Method):
         self.initial = Snapshot(net.trunk)
         self.trunks = nn.ModuleList([net.trunk])  # one per task
         self.heads = nn.ModuleList(net.heads[:1])  # if the network has one shared head, each task gets its own here
-        self.grow()
+        self.on_new_tasks()
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         for _ in range(len(self.trunks), len(self.net.classes)):
             self.trunks.append(copy.deepcopy(self.net.trunk))
             self.initial.restore(self.trunks[-1])

@@ -59,9 +59,9 @@ class LFL(Method):
         self.switched_off = last_dropouts(net)
         self.register_buffer("learned", torch.zeros(0, dtype=torch.bool, device=net.example.device))
         self.teacher: list[nn.Module] = []  # the old trunk; in a list, so that it is no submodule and no part of checkpoints
-        self.grow()
+        self.on_new_tasks()
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         new = len(self.net.classes) - len(self.learned)
         if new:
             self.learned = torch.cat([self.learned, self.learned.new_zeros(new)])

@@ -69,9 +69,9 @@ class LoRA(Method):
         self.adapters = nn.ModuleList()  # per task, an nn.ParameterList of A, B, A, B, ... in the order of `names`
         self.trains_trunk = False  # while the first task trains the trunk; set by `learn_task`
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
-        self.grow()
+        self.on_new_tasks()
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         """Make an adapter for every task of the network; its initial values depend on the seed and the task only."""
         weights = [self.net.trunk.get_parameter(name) for name in self.names]
         for task in range(len(self.adapters), len(self.net.classes)):

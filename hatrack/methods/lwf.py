@@ -60,9 +60,9 @@ class LwF(Method):
         self.earlier: list[int] = []  # the tasks with a distillation term; it and the next are set by `learn_task`
         self.weight = strength  # of every distillation term; set by `learn_task`
         self.teacher: list[Network] = []  # the old network; in a list, so that it is no submodule and no part of checkpoints
-        self.grow()
+        self.on_new_tasks()
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         new = len(self.net.classes) - len(self.learned)
         if new:
             self.learned = torch.cat([self.learned, self.learned.new_zeros(new)])

@@ -73,7 +73,7 @@ class MAS(Method):
         """Return their values as one vector (weights,)."""
         return values(list(self._weights().values()))
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         """Add places for the new rows of a head that grows."""
         now = self._vector()
         self.importance = extended(self.importance, torch.zeros_like(now))

@@ -18,6 +18,9 @@ from torch import Tensor, nn
 
 from hatrack.methods.divergence import rate
 from hatrack.methods.fit import CountedFit, Fit, LearnResult
+from hatrack.methods.growth.generation import Generation
+from hatrack.methods.growth.grow import grow, prepare_trunk, replay
+from hatrack.methods.growth.growth import Growth, remember
 from hatrack.methods.guarantees import Probes, transaction
 from hatrack.methods.hidden_state import HiddenState
 from hatrack.methods.modes import without_autocast_cache
@@ -85,7 +88,7 @@ class Method(TrainedMethod):
         self.net = net
         self.options: dict[str, Any] = {}  # a method that has options writes self.options = check(Class, locals())
         self.built = len(net.classes), [name for name, p in net.trunk.named_parameters() if not p.requires_grad]
-        self.grown = len(net.classes)  # how many tasks there is room for: see `grow`
+        self.grown = len(net.classes)  # how many tasks there is room for: see `on_new_tasks`
         self.history: dict[int, str] = {}  # the finished tasks and their names, in the order of learning
         self.current_task: int | None = None  # the number of the task that is being learned
         self.fitting = False  # while a fit runs the steps of an epoch
@@ -93,6 +96,7 @@ class Method(TrainedMethod):
         self.probes: Probes | None = None  # while a task is learned: what the finished ones answered before
         self.router = Router(net.example.device)  # finds the task of an image, once it was fitted: see router.py
         self.digests: dict[int, str] = {}  # of what tasks use, once the method was saved or loaded: see guarantees.py
+        self.growth: Growth | None = None  # a method whose trunk can be widened makes one: see `grow`
         claim(net, self)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -117,6 +121,10 @@ class Method(TrainedMethod):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any, **keywords: Any
     ) -> None:
+        try:
+            replay(self, state_dict, prefix)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from None  # as torch does if tensors don't fit
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **keywords)
         if (learned := local_metadata.get("learned")) is not None:  # a plain dictionary of tensors does not say it
             self.history, self.digests = dict(learned["tasks"]), dict(learned["digests"])
@@ -164,7 +172,7 @@ class Method(TrainedMethod):
     def constrain(self) -> None:
         """Change the parameters in place, after the optimizer. It runs inside the training step."""
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         """Make room for every task that the network knows. It is called when the network has new tasks, before one of them
         is learned or predicted; a method that keeps something per task calls it in its `__init__` as well."""
 
@@ -249,8 +257,7 @@ class Method(TrainedMethod):
         self.net.check_task(task)
         task.target.check_for(type(self).__name__, self.targets, task.name)
         check_owner(self)
-        with self.lock, without_autocast_cache():
-            self.make_room()
+        with self.lock, without_autocast_cache(), self._room_for(task):
             task, counted = to_device(task, self.net.example.device), CountedFit(fit)
             with transaction(self, task, counted), self._while_learning(task.index):
                 self.net.set_preprocessing(task)
@@ -322,6 +329,61 @@ class Method(TrainedMethod):
         last = self.reach(0)
         return self.net.shared_parameters(last if isinstance(last, int) else None)
 
+    @final
+    def grow(self, by: float | Mapping[str, float] = 0.5) -> dict[str, tuple[int, int]]:
+        """Widen the trunk, so that later tasks find room. Finished tasks stay as they are, bit for bit.
+
+        A finished task runs at the width that it was learned at; later ones use the wider trunk, which is a new module:
+        `method.net.trunk`. HAT and PMASK can grow, with a head and norms per task.
+
+        Args:
+            by: a share, by which every layer is widened (0.5: half as many units more), or a mapping of layers, as `usage`
+                names them, to shares (float) or numbers of units (int). Layers that must have the same width grow together.
+
+        Returns:
+            The old and the new number of units of every layer that has grown.
+
+        Raises:
+            ValueError: if the method or the trunk can't grow; then nothing has changed.
+
+        Example:
+            >>> method = hr.HAT(hr.Network(trunk, tasks=tasks))
+            >>> result = method.learn(tasks[0], hr.Trainer(hr.Regime(epochs=2)))
+            >>> method.grow(0.5)
+            {'1': (50, 75)}
+        """
+        check_owner(self)
+        if self.current_task is not None:
+            raise ValueError("a method can't grow while it learns a task")
+        with self.lock:
+            self.make_room()
+            return grow(self, by)
+
+    def growth_of(self, task: int) -> Generation | None:
+        """Return the earlier width of the trunk at which a finished task runs; None if it is the present one."""
+        return None if self.growth is None else self.growth.of(task)
+
+    def done_tasks(self) -> list[int]:
+        """Return the tasks whose masks are kept, also those that `forget_task` took from the list."""
+        done = getattr(self, "done", None)
+        return done.nonzero().flatten().tolist() if isinstance(done, Tensor) else []
+
+    @contextmanager
+    def _room_for(self, task: Task) -> Iterator[None]:
+        """Make room for a task that is learned in the block. If that fails, the trunk has its old width again."""
+        self.make_room()
+        if self.growth is None:
+            yield
+            return
+        undo, before = remember(self), (self.growth.steps, self.growth.born)
+        try:
+            prepare_trunk(self, task)
+            yield
+        except BaseException:
+            if self.growth.steps is not before[0] or self.growth.born is not before[1]:
+                undo()
+            raise
+
     @contextmanager
     def _while_learning(self, task: int) -> Iterator[None]:
         """Note which task is learned in the block."""
@@ -352,10 +414,10 @@ class Method(TrainedMethod):
         return ServedNetwork(self.net, task, {}) if type(self).forward is Method.forward else ServedMethod(self, task)
 
     def make_room(self) -> None:
-        """Call `grow` if the network has new tasks."""
+        """Call `on_new_tasks` if the network has new tasks."""
         if self.grown < len(self.net.classes):  # what it grows by is to be learned, so it must not be of the inference mode
             with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
-                self.grow()
+                self.on_new_tasks()
             self.grown = len(self.net.classes)
 
     def forget_task(self, task: int) -> None:
@@ -367,15 +429,21 @@ class Method(TrainedMethod):
         if self.stored_images:
             self.stored_images.delete(task)
 
-    def used_of_network(self, task: int, exchanged: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def used_of_network(
+        self, task: int, exchanged: Mapping[str, Tensor], trunk: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
         """Return the tensors of the trunk and of a task's head, for `used_by`.
 
         Args:
             task: the number of the task.
             exchanged: tensors by name that are returned in place of the network's own.
+            trunk: the tensors of the trunk, if the task was learned at an earlier width.
         """
         parts = ("trunk.", "heads.0." if self.net.shared else f"heads.{task}.")
         tensors = [*self.net.named_parameters(), *self.net.named_buffers()]
+        if trunk is not None:
+            tensors = [(name, t) for name, t in tensors if not name.startswith("trunk.")]
+            tensors += [(f"trunk.{name}", t) for name, t in trunk.items()]
         return {name: exchanged.get(name, tensor) for name, tensor in tensors if name.startswith(parts)}
 
     def warn_if_full(self, name: str) -> None:

@@ -78,7 +78,7 @@ class PackNet(Method):
         self.register_buffer("turns", torch.zeros(0, dtype=torch.int16, device=net.example.device))
         self.biases = nn.ParameterList()  # one vector per task, if each has its own
         self.freezes: list[Freeze] = []  # weights that keep their bits in the present fit
-        self.grow()
+        self.on_new_tasks()
 
     def _classify_parameters(self, *, own_biases: bool, own_norms: bool) -> None:
         """Sort the names of parameters: `packed` are pruned and owned, `own` exist once per task, `fixed` are trained by the
@@ -99,7 +99,7 @@ class PackNet(Method):
         """Return the parameters of the network with these names."""
         return [self.net.get_parameter(name) for name in names]
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         """Make norms and biases for every task of the network."""
         self.norms.grow(len(self.net.classes))
         for _ in range(len(self.turns), len(self.net.classes)):

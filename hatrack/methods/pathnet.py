@@ -98,7 +98,7 @@ class PathNet(Method):
         self.learning = -1  # the task being learned
         self.path: list[list[int]] = []  # the path that it is trained on at present
         self.read_paths = OnHost()
-        self.grow()
+        self.on_new_tasks()
 
     @torch.no_grad()
     def _new_choices(self) -> nn.ModuleList:
@@ -115,7 +115,7 @@ class PathNet(Method):
         self.features = x.shape[1]
         return choices.to(self.net.example)
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         for task in range(len(self.heads), len(self.net.classes)):
             self.heads.append(self.net.new_head(0 if self.net.shared else task, features=self.features))
             self.paths = torch.cat([self.paths, self.paths.new_full((1, *self.paths.shape[1:]), -1)])

@@ -4,13 +4,23 @@ HAT with a gate per weight instead of per unit. The paper leaves much open (docs
 specify is as in HAT (https://arxiv.org/abs/1801.01423). Gates of finished tasks are binary and stored as bits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from hatrack.methods.fit import Fit
+from hatrack.methods.growth.grow import try_growth
+from hatrack.methods.growth.growth import (
+    GrowBelowOption,
+    GrowByOption,
+    GrowOption,
+    Growth,
+    grown_initial,
+    to_present,
+)
+from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
 from hatrack.methods.parts.annealing import Anneal, hardness
 from hatrack.methods.parts.bits import pack, unpack
@@ -31,6 +41,7 @@ from hatrack.seeds import generator
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
 from hatrack.tracing.exchange import functional_call
+from hatrack.tracing.units import Units
 
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
 CLOSED = 2e-22  # sigmoid(-50), rounded up
@@ -88,6 +99,9 @@ class PMASK(Method):
         free: FreeOption = "kept",
         reuse: ReuseOption = "allowed",
         room: RoomOption = 0,
+        grow: GrowOption = "off",
+        grow_below: GrowBelowOption = 0.5,
+        grow_by: GrowByOption = 0.5,
     ) -> None:
         super().__init__(net)
         self.options = check(PMASK, locals())
@@ -95,14 +109,10 @@ class PMASK(Method):
         self.stored_images = stored_images(probes, net.example)
         self.smax, self.c, self.anneal, self.embedding, self.gate_lr = smax, c, anneal, embedding, gate_lr
         self.norms = TaskNorms(net, shared=norms == "shared", more=divisors(net))  # no gate may make a divisor 0
-        self.names = self._names_of_gated()
-        weights = self.weights()
-        named = dict(zip(self.names, weights, strict=True))
+        self._count_weights()
+        named = dict(zip(self.names, self.weights(), strict=True))
         self.initial = InitialValues(named) if free == "initial" or room else None
         self.candidates = weight_candidates(named, net.seed, room).to(net.example.device) if room else None
-        self.count = sum(w.numel() for w in weights)
-        # The capacity term divides by the number of weights, HAT's by that of units. This factor makes up for it.
-        self.per_unit = self.count / max(1, sum(len(w) for w in weights if w.dim() > 1))
         self.register_buffer("packed_masks", torch.zeros(0, -(-self.count // 8), dtype=torch.uint8))
         self.register_buffer("done", torch.zeros(0, dtype=torch.bool))
         self.register_parameter("embeddings", None)  # it and the next four are set by `learn_task`
@@ -110,7 +120,17 @@ class PMASK(Method):
         self.freezes: list[Freeze] = []
         self.own: list[Tensor] = []  # with candidates: which weights are the task's own
         self.price = torch.zeros(0)  # (weights,): the share of each weight in the capacity term, 0 if it is used already
-        self.grow()
+        self.growth = Growth()
+        self.on_new_tasks()
+        try_growth(self)
+
+    def _count_weights(self) -> None:
+        """Find the parameters that have gates, and count their weights."""
+        self.names = self._names_of_gated()
+        weights = self.weights()
+        self.count = sum(w.numel() for w in weights)
+        # The capacity term divides by the number of weights, HAT's by that of units. This factor makes up for it.
+        self.per_unit = self.count / max(1, sum(len(w) for w in weights if w.dim() > 1))
 
     def _names_of_gated(self) -> list[str]:
         """Return the names of the parameters that have gates: of the trunk without its norms, and of a shared head."""
@@ -134,7 +154,7 @@ class PMASK(Method):
             freeze.to(device)
         return self
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         """Make masks for every task of the network: before a task is learned, those of its initial embeddings."""
         self.norms.grow(len(self.net.classes))
         device = self.net.example.device
@@ -160,13 +180,25 @@ class PMASK(Method):
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         if isinstance(task, Tensor):
             return grouped(self, x, task)
+        if (old := self.growth_of(task)) is not None:  # the task was learned before the trunk was widened
+            return self.net.head(
+                old.run(self.net, x, self._of_trunk(self._exchanged(task, self._gated_weights(task)))), task
+            )
         return self._run(x, task, self._gated_weights(task))
 
     def _gated_weights(self, task: int) -> list[Tensor]:
-        """Return the weights as a task uses them: 0 where its gates are closed."""
-        weights = self.weights()
-        gates = pieces(self.final_gates(task), weights)
+        """Return the weights as a task uses them: 0 where its gates are closed, at the width that it was learned at."""
+        weights: list[Tensor] = [*self.weights()]
+        gates = [*pieces(self.final_gates(task), weights)]
+        if (old := self.growth_of(task)) is not None:
+            own, names = old.tensors(self.net.trunk), [name.removeprefix("trunk.") for name in self.names]
+            weights = [own[name] for name in names]
+            gates = [old.places.narrow(name, gate) for name, gate in zip(names, gates, strict=True)]
         return [torch.where(gate, w, 0) for gate, w in zip(gates, weights, strict=True)]
+
+    def _of_trunk(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors by their names in the trunk."""
+        return {name.removeprefix("trunk."): tensor for name, tensor in tensors.items()}
 
     def _run(self, x: Tensor, task: int, weights: list[Tensor]) -> Tensor:
         """Return the logits with these weights and the task's own norms."""
@@ -178,6 +210,9 @@ class PMASK(Method):
         return {**norms, **dict(zip(self.names, weights, strict=True))}
 
     def served(self, task: int) -> ServedTask:
+        if (old := self.growth_of(task)) is not None:
+            trunk = old.filled(self.net, self._of_trunk(self._exchanged(task, self._gated_weights(task))))
+            return ServedNetwork(self.net, task, {}, trunk=trunk)
         return ServedNetwork(self.net, task, self._exchanged(task, self._gated_weights(task)))
 
     # Learning
@@ -308,7 +343,11 @@ class PMASK(Method):
             return {}
         own = {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
         own |= dict(zip(self.names, self._gated_weights(task), strict=True))
-        return {**self.used_of_network(task, own), "gates": self.packed_masks[task]}
+        if (old := self.growth_of(task)) is None:
+            return {**self.used_of_network(task, own), "gates": self.packed_masks[task]}
+        named = zip(self.names, pieces(self.final_gates(task), self.weights()), strict=True)
+        gates = [old.places.narrow(name.removeprefix("trunk."), gate).flatten() for name, gate in named]
+        return {**self.used_of_network(task, own, old.tensors(self.net.trunk)), "gates": pack(torch.cat(gates))}
 
     def weight_masks(self, task: int) -> dict[str, Tensor]:
         """Return which weights a task uses, by name: bools in the shape of the parameter."""
@@ -335,6 +374,7 @@ class PMASK(Method):
         if erase and self.candidates is None:
             warn_of_traces(self, task, [], "" if self.used_by(task) else "tasks share their norms")
         self.forget_task(task)
+        to_present(self, task)
         self.done[task] = False
         self.packed_masks[task] = pack(self._initial_embeddings(task) > 0)
         self.norms.reset(self.net, task)
@@ -342,6 +382,27 @@ class PMASK(Method):
         if erase:
             self.net.preprocessing.reset(task)
         self._renew_free_weights(erase=erase)
+
+    # Growing
+
+    def units_of(self, trunk: nn.Module) -> Units:
+        """Return the units of a trunk."""
+        return Units(trunk, self.net.example)
+
+    def on_growth(self, wider: Wider) -> None:
+        """Make norms and masks of the wider trunk. Finished tasks use none of its new weights."""
+        assert self.growth is not None
+        names, before = [name.removeprefix("trunk.") for name in self.names], self.growth.all()[-1][0].tree
+        masks = [pieces(unpack(row, self.count), [before.get_parameter(n) for n in names]) for row in self.packed_masks]
+        self.norms = TaskNorms(self.net, shared=self.norms.shared, more=divisors(self.net))
+        self._count_weights()
+        self.initial = grown_initial(self.initial, dict(zip(self.names, self.weights(), strict=True)), wider.places)
+        rows = [self._initial_embeddings(task) > 0 for task in range(len(masks))]
+        for task in self.done_tasks():
+            rows[task] = torch.zeros_like(rows[task])
+            for name, wide, mask in zip(names, pieces(rows[task], self.weights()), masks[task], strict=True):
+                wider.places.put(name, wide, mask)
+        self.packed_masks = torch.stack([pack(row) for row in rows]) if rows else pack(torch.zeros(self.count))[None][:0]
 
 
 def _times_slope(grad: Tensor, sigmoid: Tensor, a: Tensor) -> Tensor:

@@ -110,11 +110,11 @@ class PNN(Method):
         self.register_buffer("owned", torch.zeros(0, dtype=torch.int64, device=net.example.device))
         self.read_owned = OnHost()
         self.learning = self.column = -1  # the task being learned and its column; set by `learn_task`
-        self.grow()
+        self.on_new_tasks()
 
     # Columns
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         """Make a head and a column for every task of the network."""
         for task in range(len(self.heads), len(self.net.classes)):
             self._add_column()

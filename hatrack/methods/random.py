@@ -39,9 +39,9 @@ class Random(Method):
     def __init__(self, net: Network) -> None:
         super().__init__(net)
         self.register_buffer("frequency", torch.zeros(0, 0))
-        self.grow()
+        self.on_new_tasks()
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         """Make a row for every task of the network; before a task is learned, all its classes are equally likely."""
         if len(self.frequency) == len(self.net.classes):
             return

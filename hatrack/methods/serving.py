@@ -35,6 +35,7 @@ class ServedNetwork(ServedTask):
         exchanged: the tensors that the task uses in place of the network's own, by name.
         units: the units of the trunk, if they have gates.
         gates: (units,), the gates of the task.
+        trunk: a trunk that is used in place of a copy of the network's own, with all tensors of the task.
     """
 
     gates: Tensor | None
@@ -46,13 +47,17 @@ class ServedNetwork(ServedTask):
         exchanged: Mapping[str, Tensor],
         units: Units | None = None,
         gates: Tensor | None = None,
+        trunk: nn.Module | None = None,
     ) -> None:
         super().__init__()
         own = copy.deepcopy(net).requires_grad_(False)
         tensors = dict(own.named_parameters()) | dict(own.named_buffers())
         for name, tensor in exchanged.items():
             tensors[name].copy_(tensor.detach())
-        self.trunk, self.head = own.trunk, own.heads[0 if net.shared else task]
+        self.trunk, self.head = (
+            own.trunk if trunk is None else trunk.requires_grad_(False),
+            own.heads[0 if net.shared else task],
+        )
         if net.incremental:
             self.head = joined(list(own.heads)[: task + 1])
         self.units = None if units is None else units.on_copy(self.trunk)

@@ -63,7 +63,7 @@ class SI(Method):
         for name in ("gradient", "before"):
             self.register_buffer(name, torch.zeros_like(now), persistent=False)
 
-    def grow(self) -> None:
+    def on_new_tasks(self) -> None:
         """Add places for the new rows of a head that grows."""
         now = values(self.net.shared_parameters())
         self.importance = extended(self.importance, torch.zeros_like(now))

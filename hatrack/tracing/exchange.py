@@ -5,6 +5,7 @@ weights, which torch brings up to date in the next forward pass only. Until then
 would keep memory, and such a module could not be copied.
 """
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -55,3 +56,19 @@ def exchanged(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None
     finally:
         for table, name, tensor in changed:
             table[name] = tensor
+
+
+def filled(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Return a copy of a module with copies of other tensors in place of its own.
+
+    Args:
+        module: the module; its own tensors may have no values (device "meta").
+        tensors: the tensors by the names of those that they replace; the others are copied as they are.
+    """
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    places: dict[int, Any] = {}  # as deepcopy keeps them: what stands for an object, by its id
+    for name, tensor in tensors.items():
+        value = tensor.detach().clone()
+        old = own[name]
+        places[id(old)] = nn.Parameter(value, old.requires_grad) if isinstance(old, nn.Parameter) else value
+    return copy.deepcopy(module, places)

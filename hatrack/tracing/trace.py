@@ -77,6 +77,9 @@ class Trace(CountedCalls):
         norms: the names of the parameters of normalisation layers.
         places: the gate of every traced call, before `final_gates`.
         made_by: the function of every traced call, and the call with a parameter that it belongs to.
+        norm_inputs: of every tensor of a norm the dimension that holds channels, and the dependency set of what it is
+            applied to, for every channel.
+        norm_units: of every unit of a norm the dependency set of its input.
         readers: by `id` of a layer's result: the result, its gate, its key, and for every call that reads the result
             whether this call is a channelwise norm that applies the same gate again.
     """
@@ -93,6 +96,8 @@ class Trace(CountedCalls):
         self.uses: list[Use] = []
         self._known_uses: set[Hashable] = set()
         self.norms: set[str] = set()
+        self.norm_inputs: dict[str, tuple[int, list[frozenset[int] | None]]] = {}
+        self.norm_units: dict[int, frozenset[int] | None] = {}
         self.places: dict[Key, Gate | FusedGate | None] = {}
         self.made_by: dict[Key, tuple[Any, Key | None]] = {}
         self.shown: dict[Key, str] = {}  # the names of calls for people
@@ -247,8 +252,17 @@ class Trace(CountedCalls):
         several = [c for c, s in enumerate(sets) if s is not None and (zero or len(s) > 1)]
         units = torch.tensor([min(s) if s else -1 for s in sets])
         units[several] = torch.tensor(self.table.of_channels(key[0], self.shown[key], several), dtype=torch.int64)
+        self.norm_units |= {int(units[c]): sets[c] for c in several}
+        own_dim = dim - (x.dim() - len(given["normalized_shape"])) if "normalized_shape" in given else 0
+        for t in given.values():
+            if isinstance(t, Tensor) and id(t) in self.names and own_dim >= 0 and (any(sets) or not self._known_norm(t)):
+                self.norm_inputs[self.names[id(t)]] = (own_dim, sets)
         self.add_gate(key, out, units, dim)
         return out
+
+    def _known_norm(self, tensor: Tensor) -> bool:
+        """Return whether the inputs of the norm of this tensor are known from an earlier call."""
+        return self.names[id(tensor)] in self.norm_inputs
 
     def _trace_regated(self, key: Key, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a function with f(0) != 0 and gate its result with the gates of its input."""

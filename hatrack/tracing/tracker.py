@@ -50,6 +50,7 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         untraceable: parameters whose use cannot be analysed, with the name of the operation that used them first.
         operations: all operations that used these parameters.
         channels: the dimension of such a parameter that holds channels, where what it is added to shows it.
+        beside: that dimension, and the dependency sets of what the parameter is added to or multiplied with along it.
         first: the position of the first element of each parameter's storage.
         total: how many positions there are.
         reads: the lines at which values that depend on the input were read into Python.
@@ -73,6 +74,7 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.untraceable: dict[str, str] = {}
         self.operations: dict[str, set[str]] = {}
         self.channels: dict[str, int] = {}
+        self.beside: dict[str, tuple[int, list[frozenset[int] | None]]] = {}
         self._parameters = parameters
         self.first: dict[str, int] = {}
         self._storages: list[Any] = []  # kept alive, because the address of a freed storage may be used again
@@ -235,6 +237,9 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     found = [k for k in range(p.dim()) if p.stride(k) == step and p.shape[k] == tensor.shape[d]]
                     if found:
                         self.channels.setdefault(name, found[-1])
+                        along = self.dependencies.reduce(ids, [k for k in range(ids.dim()) if k != ids.dim() + d]).flatten()
+                        sets = [self.dependencies.sets[k] for k in along.tolist()]
+                        self.beside.setdefault(name, (found[-1], sets))
                 break
 
     def _reset_written(self, func: Any, args: Any, kwargs: Any, new: list[Tensor]) -> None:

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from hatrack.seeds import generator, seeded
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE
-from hatrack.tracing.exchange import functional_call
+from hatrack.tracing.exchange import filled, functional_call
 from hatrack.tracing.gates import LAYERS, RECURRENT, ApplyGates, Gate, Key, Places, not_on_example, tensor_names
 from hatrack.tracing.lengths import Example, trace_example
 from hatrack.tracing.opened import OPENED
@@ -59,6 +59,9 @@ class Units:
         frozen_entirely: the names of the parameters that are frozen entirely, with the reason.
         per_task: the names of the scales and other small parameters that each task must have for itself.
         reads: the lines at which the trunk reads values of its input into Python.
+        uses: which weights connect which units.
+        layout: of every parameter the position of its storage among all parameters, its shape, strides and offset.
+        norm_inputs, norm_units, beside: what else shows which channels belong to which units (see `labels.py`).
     """
 
     def __init__(
@@ -78,17 +81,18 @@ class Units:
             )
         self.features = tracker.dependencies.reduce(tracker.set_ids(features), [0])[0]
         self.reads = tracker.reads
-        self._uses = trace.uses
+        self.norm_inputs, self.norm_units, self.beside = trace.norm_inputs, trace.norm_units, tracker.beside
+        self.uses = trace.uses
         self._unused = _unused(trace.uses, tracker.total)
-        self._layout = {n: (tracker.first[n], p.shape, p.stride(), p.storage_offset()) for n, p in twin.named_parameters()}
+        self.layout = {n: (tracker.first[n], p.shape, p.stride(), p.storage_offset()) for n, p in twin.named_parameters()}
         self._members = _padded(tracker.dependencies.sets)
         small = per_task_parameters(tracker, dict(twin.named_parameters()))
         unknown = {name: operation for name, operation in tracker.untraceable.items() if name not in small}
         self.frozen_entirely = self._find_frozen_entirely(twin, unknown, on_unknown, leave)
         self.per_task = small - set(self.frozen_entirely)
-        self.traced = set(self._layout) - trace.norms - self.per_task
+        self.traced = set(self.layout) - trace.norms - self.per_task
         held = {*self.frozen_entirely, *self.per_task, *trace.norms}
-        self._example = Example(table, self._uses, self._unused, self.places, self.features, held, gated)
+        self._example = Example(table, self.uses, self._unused, self.places, self.features, held, gated)
         self._repeated = {name: n for name, n in trace.counts.items() if n > 1 and name in set(trace.names.values())}
         self._shape = x.shape[1:]
         self._other_calls: set[tuple[Any, ...]] = set()  # the shapes and numbers of calls for which the masks hold, too
@@ -102,6 +106,25 @@ class Units:
     def gates(self) -> dict[Key, Gate | FusedGate | None]:
         """The gate of every call that was traced on the example."""
         return self.places.gates
+
+    @property
+    def sets(self) -> int:
+        """How many dependency sets there are, counted from 0."""
+        return len(self._members)
+
+    @property
+    def positions(self) -> int:
+        """How many elements the parameters have."""
+        return len(self._unused)
+
+    @property
+    def gated(self) -> set[str]:
+        """The names of the parameters that have units of their own, such as positions."""
+        return set(self._example.gated)
+
+    def weights_of(self, layer: str) -> tuple[str, ...]:
+        """Return the names of the parameters that write the units of a layer."""
+        return self._example.table.weights.get(layer, (f"{layer}.weight",))
 
     def on_copy(self, trunk: nn.Module) -> "Units":
         """Return the same units for a copy of the trunk."""
@@ -131,7 +154,7 @@ class Units:
             features: Tensor = functional_call(trunk, dict(tensors), (x,)) if tensors else trunk(x)
         fewer = not trunk.training and any(calls.counts.get(name, n) != n for name, n in self._repeated.items())
         if calls.others or fewer or x.shape[1:] != self._shape:
-            self._check_calls(trunk, x, calls)
+            self._check_calls(filled(trunk, tensors) if any(p.is_meta for p in trunk.parameters()) else trunk, x, calls)
         return features
 
     def _check_calls(self, trunk: nn.Module, x: Tensor, calls: ApplyGates) -> None:
@@ -169,7 +192,7 @@ class Units:
         values = values.detach().float().cpu()
         set_values, total = self._set_values(values), self._unused.clone()
         values = torch.cat([values, torch.ones(1)])  # the last stands for ALWAYS_OPEN
-        for use in self._uses:
+        for use in self.uses:
             least = torch.minimum(values[use.writes], set_values[use.reads]).expand(use.shape).reshape(-1)
             if use.positions is None:
                 part = total[use.start : use.start + len(least)]
@@ -177,7 +200,7 @@ class Units:
             else:
                 total.scatter_reduce_(0, use.positions.reshape(-1), least, "amax")
         masks = {}
-        for name, (start, shape, stride, offset) in self._layout.items():
+        for name, (start, shape, stride, offset) in self.layout.items():
             masks[name] = total.as_strided(shape, stride, start + offset)
             if name in self.frozen_entirely:
                 masks[name].fill_(1)
@@ -215,7 +238,7 @@ class Units:
         stopped = {name for name, p in self.trunk.named_parameters() if not p.requires_grad}
         result = torch.zeros(self.count, dtype=torch.bool)
         for name, units in self.layers.items():
-            result[units] = stopped.issuperset(self._example.table.weights.get(name, (f"{name}.weight",)))
+            result[units] = stopped.issuperset(self.weights_of(name))
         return result
 
     def _find_frozen_entirely(

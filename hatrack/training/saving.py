@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from hatrack._version import __version__
 from hatrack.files import tensors as tensor_files
 from hatrack.methods import METHODS
+from hatrack.methods.growth.growth import STEPS
 from hatrack.methods.guarantees import check_digests, close, digest, logits
 from hatrack.methods.method import Method
 from hatrack.methods.parts.task_norms import own_tensors
@@ -26,7 +27,7 @@ from hatrack.networks import NETWORKS
 from hatrack.networks.adapters import lora
 from hatrack.networks.network import Network
 from hatrack.networks.preprocessing import current_name
-from hatrack.options import expect, nearest, parameters, shown
+from hatrack.options import expect, nearest, parameters, shown, without_added_defaults
 from hatrack.tasks.targets import target_from_dict
 
 FORMAT = 1
@@ -141,7 +142,7 @@ def _describe(method: Method) -> dict[str, Any]:
         "kind": KIND,
         "format": FORMAT,
         "method": METHODS.name_of(kind),
-        "options": method.options,
+        "options": without_added_defaults(type(method), method.options),
         "classes": net.classes,
         "built": tasks,  # so many tasks were known when the method was built: it may depend on it
         "heads": net.kind,
@@ -189,7 +190,8 @@ def load(path: Path | str, trunk: nn.Module | None = None, *, method: type[Metho
     state = {name.removeprefix("state."): value for name, value in tensors.items() if name.startswith("state.")}
     kind = _class(path, metadata["method"], method)
     own = {name.removeprefix("net.trunk."): value for name, value in state.items() if name.startswith("net.trunk.")}
-    if wrong := tensor_files.differences(own, trunk.state_dict()):
+    grown = f"growth.{STEPS}" in state  # then the trunk is given as it was first, and is widened before it is filled
+    if wrong := "" if grown else tensor_files.differences(own, trunk.state_dict()):
         raise ValueError(f"{path}: the trunk is not like the one that was saved: {wrong}")
     built = _build(path, kind, trunk, tensors["example"], metadata)
     try:

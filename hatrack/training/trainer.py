@@ -133,7 +133,9 @@ class Trainer:
             self.wait_for_code(task)
         for name, parameter in loop.weights.items() if regime.keep_state else ():
             before = carried.optimizer.get(name)
-            if before and before.keys() == loop.optimizers.main.state[parameter].keys():
+            new = loop.optimizers.main.state[parameter]
+            # A parameter that has grown begins with a new state.
+            if before and before.keys() == new.keys() and all(before[key].shape == new[key].shape for key in new):
                 loop.optimizers.main.state[parameter] = {key: value.clone() for key, value in before.items()}
         self.fits.append(loop.result)
         return loop

@@ -90,6 +90,7 @@ def test_an_unknown_name_is_answered_with_the_nearest():
         ({"smaxx": 3.0}, "no option 'smaxx'; did you mean 'smax'"),
         ({"masks": "soft"}, "guarantees nothing"),
         ({"probes": 3}, "stores no images"),
+        ({"grow": "auto"}, "'auto': a guard does not grow"),
         ({"seed": "x"}, "seed must be a whole number"),
         ({"optimizer": []}, "empty list"),
         ({"optimizer": 3}, "one of torch.optim"),

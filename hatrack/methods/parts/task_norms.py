@@ -70,6 +70,27 @@ class TaskNorms(nn.Module):
         assert isinstance(own, _Set)
         return dict(zip(self.names, own.tensors(), strict=True))
 
+    def initial_values(self) -> list[Tensor]:
+        """Return the values with which every task starts, in the order of `names`; none if tasks share them."""
+        return self.initial.tensors()
+
+    def take(self, task: int, values: Sequence[Tensor]) -> None:
+        """Give a task tensors with these values, which may have other shapes than those of other tasks."""
+        if task > 0 and self.names and not self.shared:
+            pairs = zip(values, self.learnt, strict=True)
+            copies = [(v.detach().clone(), learnt) for v, learnt in pairs]
+            self.sets[task - 1] = _Set([nn.Parameter(v) if learnt else nn.Buffer(v) for v, learnt in copies])
+
+    def adopt(self, task: int, other: "TaskNorms") -> None:
+        """Take over the tensors of a task from other norms of the same names."""
+        if task > 0 and self.names and not self.shared:
+            self.sets[task - 1] = other.sets[task - 1]
+
+    def renew(self, net: "Network", task: int) -> None:
+        """Give a task new tensors with the initial values, in their present shapes."""
+        self.take(task, self.initial_values())
+        self.reset(net, task)
+
     @torch.no_grad()
     def reset(self, net: "Network", task: int) -> None:
         """Give the tensors of a task their initial values. If tasks share them, nothing happens."""
