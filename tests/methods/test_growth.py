@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hatrack import METHODS, NETWORKS, Method, Network, compare_certificates, load, protect, save
+from hatrack import METHODS, NETWORKS, Method, Network, compare_certificates, load, lora, protect, save
 from hatrack.seeds import seeded
 from tests.helpers.growing import (
     IMAGES,
@@ -228,9 +228,9 @@ def test_the_large_networks_of_the_library(name, network):
         assert all(torch.equal(method(images, k), then) for k, then in before.items())
 
 
-def test_a_trunk_with_adapters_is_refused() -> None:
-    trunk = hr.lora(nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8)), rank=3)
-    method = hr.HAT(hr.Network(trunk, classes=[2, 2], example=torch.randn(4, 1, 4, 4)))
+def test_a_trunk_with_adapters_is_refused():
+    trunk = lora(nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8)), rank=3)
+    method = METHODS["hat"](Network(trunk, classes=[2, 2], example=torch.randn(4, 1, 4, 4)))
     before = {name: value.clone() for name, value in method.state_dict().items()}
     with pytest.raises(ValueError, match="a trunk with adapters can't grow"):
         method.grow(0.5)
