@@ -22,7 +22,7 @@ from hatrack.methods.fit import EpochResult, FitResult
 from hatrack.methods.method import Method
 from hatrack.methods.parts.snapshot import copy_trained
 from hatrack.regime import LRSchedule, Regime
-from hatrack.seeds import generator, seeded
+from hatrack.seeds import derive, generator, seeded
 from hatrack.tasks.batches import count_batches, split_batches
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
@@ -106,7 +106,8 @@ class FitLoop:
         if watch:
             self.step_on = watched(self.train_step, method, self.optimizers.all)
         self.step: Callable[[Tensor, Tensor], Tensor] = Recorded(self._fetch_and_step) if record else self._fetch_and_step
-        self.validate = Evaluation(method, task.valid, wrap=Recorded if record else None, wait=wait_for_gpu)
+        wrap = Recorded if record and task.valid.stream is None else None
+        self.validate = Evaluation(method, task.valid, wrap=wrap, wait=wait_for_gpu)
         self.schedule = LRSchedule(regime)
         self.count_costs = count_costs
         self.flops: dict[int, int | None] = {}  # the operations of a step, by the size of its batch
@@ -215,7 +216,8 @@ class FitLoop:
             self.batches.fill_(len(numbers))
             if self.resumed:
                 set_random_state(self.resumed, self.device)
-            for done, (number, index) in enumerate(zip(numbers, self.prefetcher(order), strict=True)):
+            batches = self.prefetcher(order, done=self.step_index, seed=derive(self.seed, "transforms", epoch))
+            for done, (number, index) in enumerate(zip(numbers, batches, strict=True)):
                 sizes.append(len(index))
                 if done < self.step_index:
                     continue  # this step was done before the run was stopped

@@ -84,8 +84,9 @@ class TaskNorms(nn.Module):
         mode = method.training
         method.eval()
         with _UseBatchStatistics({id(tensors[name]) for name in self.names}):
-            for index in order.tensor_split(-(-len(order) // BATCH)) if self.names and len(order) > 1 else ():
-                method(split.inputs(index), task)
+            batches = order.tensor_split(-(-len(order) // BATCH)) if self.names and len(order) > 1 else ()
+            for _, x in split.read(batches):
+                method(x, task)
         method.train(mode)
 
 
