@@ -1,6 +1,7 @@
 """Items of the user's data sets: pairs, dicts and longer tuples as an input and a label, each item with seeds of its own."""
 
 import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from hatrack.options import shown
 from hatrack.seeds import derive
 from hatrack.tasks.arrays import as_tensor
 
+EXACT = 2**24  # whole numbers up to it are float32 without a loss
+FEW = 8  # images that are read twice, to see whether they are random
 Key = str | int | tuple[str | int, ...] | None  # where in an item something is; a tuple names several tensors
 
 
@@ -87,19 +90,13 @@ class Items:
         Raises:
             ValueError: if an item can't be read, or is no input with a label.
         """
-        items = []
-        for number in numbers:
-            if seed is not None:
-                seed_generators(derive(seed, number))
-            try:
-                items.append(self.data[number])
-            except Exception as error:
-                raise ValueError(f"{self.what}: item {number} can't be read: {_in_a_line(error)}") from error
         if self.collate is not None:
-            return self._collated(items, numbers)
-        pairs = [self._pair(item, number) for item, number in zip(items, numbers, strict=True)]
-        inputs = [self._input(image) for image, _ in pairs]
-        for number, one in zip(numbers, inputs, strict=True):
+            return self._collated([self._item(number, seed) for number in numbers], numbers)
+        inputs, labels = [], []
+        for number in numbers:
+            image, label = self._pair(self._item(number, seed), number)
+            inputs.append(one := self._input(image))
+            labels.append(label)
             if one.shape != inputs[0].shape:
                 raise ValueError(
                     f"{self.what}: image {number} is of shape {tuple(one.shape)}, the first of {tuple(inputs[0].shape)}; "
@@ -107,7 +104,27 @@ class Items:
                 )
             if one.dtype != inputs[0].dtype and {one.dtype, inputs[0].dtype} & {torch.uint8, torch.bool}:  # other units
                 raise ValueError(f"{self.what}: image {number} is of type {one.dtype}, the first of {inputs[0].dtype}")
-        return torch.stack(inputs), self._stacked([label for _, label in pairs])
+        return torch.stack(inputs), self._stacked(labels)
+
+    def _item(self, number: int, seed: int | None) -> Any:
+        """Return an item as the data set has it."""
+        if seed is not None:
+            seed_generators(derive(seed, number))
+        try:
+            return self.data[number]
+        except Exception as error:
+            raise ValueError(f"{self.what}: item {number} can't be read: {_in_a_line(error)}") from error
+
+    def read_once(self) -> tuple[Tensor, Tensor]:
+        """Read all items; warn if they would be others the next time."""
+        x, y = self.read(range(len(self)))
+        if not torch.equal(x[:FEW], self.read(range(len(x[:FEW])))[0]):
+            warnings.warn(
+                f"{self.what}: images differ from read to read, as after random transforms; what these drew now stays, and "
+                "stream=True draws anew in every epoch",
+                stacklevel=3,
+            )
+        return x, y
 
     def labels(self) -> Tensor | None:
         """Return all labels if the data set tells them by its attribute `targets`, as those of torchvision do."""
@@ -175,7 +192,11 @@ def _at(what: str, item: Any, key: Key) -> Any:
     """Return a part of an item; several parts are joined into one vector."""
     if isinstance(key, tuple):
         parts = [as_tensor(f"{what}: {one!r} must be numbers", _at(what, item, one)).reshape(-1) for one in key]
-        return torch.cat([part.float() for part in parts] if any(p.is_floating_point() for p in parts) else parts)
+        if not any(part.is_floating_point() for part in parts):
+            return torch.cat(parts)
+        if any(not part.is_floating_point() and part.abs().max() > EXACT for part in parts):
+            raise ValueError(f"{what}: whole numbers above {EXACT:,} beside floats would lose their last digits")
+        return torch.cat([part.float() for part in parts])
     try:
         return item[key]
     except (KeyError, IndexError, TypeError):

@@ -77,10 +77,13 @@ class Stream:
             found = iter(loader)
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise ValueError(f"the data set can't be sent to worker processes ({error}); workers=0 needs none") from None
-        for piece in found:
-            if isinstance(piece, Failure):
-                raise ValueError(str(piece))
-            yield piece
+        try:
+            for piece in found:
+                if isinstance(piece, Failure):
+                    raise ValueError(str(piece))
+                yield piece
+        except RuntimeError as error:  # torch's text has several lines
+            raise RuntimeError(f"a worker process that reads images ended: {str(error).splitlines()[0]}") from error
 
 
 class Pass(Dataset[Any]):
@@ -116,13 +119,13 @@ class Stored:
     """Reads images of a tensor in memory, beside which others are streamed.
 
     Attributes:
-        x: the images.
+        x: the images, in the host's memory, because worker processes can't use a GPU.
     """
 
     x: Tensor
 
     def __call__(self, rows: Tensor, seed: int) -> Tensor:
-        return self.x.index_select(0, rows.to(self.x.device)).cpu()
+        return self.x.index_select(0, rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +168,7 @@ def join_streams(streams: Sequence[Stream | None], stores: Sequence[Tensor], wid
         width: the numbers of the largest image.
         mixed: whether some are bytes and others floats.
     """
-    readers: list[Reader] = [s.reader if s else Stored(x) for s, x in zip(streams, stores, strict=True)]
+    readers: list[Reader] = [s.reader if s else Stored(x.cpu()) for s, x in zip(streams, stores, strict=True)]
     options: dict[str, Any] = {}
     for stream in streams:
         options |= stream.options if stream else {}

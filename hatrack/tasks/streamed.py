@@ -36,7 +36,7 @@ class InputReader:
     labels: Tensor | None = None
 
     def __call__(self, rows: Tensor, seed: int) -> Tensor:
-        x, y = self.items.read(rows.tolist(), seed)
+        x, y = (t.cpu() for t in self.items.read(rows.tolist(), seed))
         x = to_inputs(self.items.what, x, y, tokens=self.tokens, images=self.images)
         if self.like is not None and (x.shape[1:] != self.like.shape[1:] or x.dtype != self.like.dtype):
             raise ValueError(
@@ -59,7 +59,7 @@ class LabelReader:
     items: Items
 
     def __call__(self, rows: Tensor, seed: int) -> Tensor:
-        return self.items.read(rows.tolist(), seed)[1]
+        return self.items.read(rows.tolist(), seed)[1].cpu()
 
 
 @dataclass(frozen=True, eq=False)

@@ -204,7 +204,7 @@ class Task:
         items = [Items(f"task {name!r}, {part}", data, input, label, plain) for part, data in sets]
         if stream:
             return cls._streamed(index, name, *(Part(one, workers) for one in items), **how)
-        read = [one.read(range(len(one))) for one in items]
+        read = [one.read_once() for one in items]
         return cls.from_arrays(index, name, *read[0], *read[1], **how)
 
     @classmethod
@@ -302,12 +302,8 @@ class Task:
         return cls(index, name, classes, whole.part(rest), whole.part(held), tested)
 
 
-# Without it, the signature would be that of `__new__`.
-Task.__signature__ = inspect.signature(
-    Task.__init__
-).replace(  # type: ignore[attr-defined]
-    parameters=list(inspect.signature(Task.__init__).parameters.values())[1:]
-)
+_own = inspect.signature(Task.__init__)
+Task.__signature__ = _own.replace(parameters=list(_own.parameters.values())[1:])  # type: ignore[attr-defined] # not __new__'s
 
 
 def _number(index: Any) -> int:

@@ -27,6 +27,7 @@ from hatrack.tasks.batches import count_batches, split_batches
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import draw_crops
+from hatrack.training.augmentation import augmented
 from hatrack.training.checkpoint import random_state, set_random_state
 from hatrack.training.checkpoint_schema import misfit
 from hatrack.training.counting import (
@@ -117,6 +118,7 @@ class FitLoop:
         self.step_index = 0  # how many steps of the present epoch are done
         self.resumed: dict[str, Tensor] = {}  # the state of the generators, if the fit continues within an epoch
         self.after_step: Callable[[FitLoop], None] | None = None
+        self.augment: Callable[[Tensor], Tensor] | None = None  # of the images of a step; then steps run eagerly
 
     # The step
 
@@ -129,6 +131,9 @@ class FitLoop:
         *parts, number = inputs
         self.optimizers.zero_grad()
         batch = self.prefetcher.split.batch(parts, number, self.batches, self.regime.batch)
+        if self.augment:
+            x = augmented(batch.x, self.augment, self.seed, len(self.result.epochs), self.step_index)
+            batch = batch._replace(x=x)
         loss, aux = self._backward(batch) if self.regime.accumulate == 1 else (self._backward_in_parts(batch), None)
         with torch.no_grad():
             self.method.edit_grads(batch, aux)

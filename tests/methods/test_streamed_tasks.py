@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hatrack import METHODS, Network, Regime, Trainer, evaluate
+from hatrack import METHODS, Network, Regime, Trainer, evaluate, in_scenario
 from hatrack.methods.evaluate import without_task_ids
 from hatrack.seeds import seeded
 from tests.helpers.learning import ISOLATED, UNTRAINED, every_method, learn, make
@@ -58,7 +58,7 @@ def test_statistics_of_norms_are_the_same(name):
 
 
 def test_tasks_in_memory_and_streamed_ones_are_trained_together():
-    """Joint training mixes them in every batch: one of bytes in memory, one of floats that is streamed."""
+    """Joint training mixes them in every batch."""
     tasks = toy_tasks(2)
     found = []
     for world in (tasks, [tasks[0], streamed(tasks[1])], [streamed(tasks[0], workers=2), tasks[1]]):
@@ -67,3 +67,16 @@ def test_tasks_in_memory_and_streamed_ones_are_trained_together():
         found.append(method.state_dict())
     for other in found[1:]:
         assert all(torch.equal(found[0][key], other[key]) for key in found[0])
+
+
+@pytest.mark.parametrize("name", ["sgd", "er", "agem"])
+def test_other_scenarios(name):
+    """The labels of a task count on from those before it, whatever the data set says."""
+    found = []
+    for tasks in (toy_tasks(2), streamed_toys(2)):
+        world = in_scenario(tasks, "class")
+        method = make(name, world, heads="class")
+        learn(method, world)
+        found.append((method.state_dict(), [evaluate(method, task.test) for task in world]))
+    assert found[0][1] == found[1][1]
+    assert all(torch.equal(found[0][0][key], found[1][0][key]) for key in found[0][0])

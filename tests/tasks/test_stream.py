@@ -2,11 +2,12 @@
 
 import contextlib
 import copy
+import os
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler, get_worker_info
 
 from hatrack import HAT, Method, Network, Regime, Task, Trainer, evaluate
 from hatrack.networks.mlp import mlp
@@ -101,12 +102,12 @@ def test_a_fit_that_was_stopped_goes_on_to_the_same_bits(workers, stop):
     assert whole.result.epochs == again.result.epochs
 
 
-@pytest.mark.parametrize("engine", ["eager", "compiled"])
-def test_every_engine_takes_streamed_images(engine):
+@pytest.mark.parametrize(("engine", "watch"), [("eager", False), ("eager", True), ("compiled", False)])
+def test_every_engine_takes_streamed_images(engine, watch):
     found = []
     for task in (toy_tasks(1)[0], streamed_toys(1)[0]):
         method = make("hat", [task])
-        fit = learn(method, [task], Trainer(Regime(epochs=2, batch=16, lr=0.1), engine=engine))
+        fit = learn(method, [task], Trainer(Regime(epochs=2, batch=16, lr=0.1), engine=engine, watch=watch))
         assert fit.fits[0].engine == engine
         found.append(method.state_dict())
     assert same(found[0].values(), found[1].values())
@@ -120,6 +121,13 @@ def test_nothing_is_read_but_what_is_needed():
         Task.from_dataset(0, "a", data, Pairs(x[:10], y[:10]), stream=True)
         assert data.reads == expected, "labels are found by one pass, unless the data set tells them"
     assert Task.from_dataset(0, "a", told, told, stream=True).train.x.is_meta
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_random_transforms_that_are_drawn_once_are_told(noise):
+    data = Pairs(torch.rand(20, 3), torch.arange(20) % 2, noise)
+    with pytest.warns(UserWarning, match="training: images differ from read to read.*stream=True"):
+        Task.from_dataset(0, "a", data, DATA)
 
 
 def test_hold_out_and_normalisation_are_those_of_a_task_in_memory():
@@ -170,6 +178,31 @@ def test_dicts_and_longer_tuples(item, keys, stream):
     assert task.test.y.tolist() == y
     with pytest.raises(ValueError, match=r"^[^\n]*training: item 0[^\n]*input=[^\n]*label=[^\n]*$"):
         Task.from_dataset(0, "a", data, data, stream=stream)
+
+
+def test_joined_inputs_keep_their_values():
+    ids, size = torch.randint(0, 2**40, (6, 3)), torch.rand(6, 1)
+    data = [{"ids": ids[k], "more": ids[k, :1], "size": size[k], "y": k % 2} for k in range(6)]
+    task = Task.from_dataset(0, "a", data, data, input=("ids", "more"), label="y", tokens=True)
+    assert torch.equal(task.test.inputs(torch.arange(6)), torch.cat([ids, ids[:, :1]], 1))
+    with pytest.raises(ValueError, match=r"^task 'a', training: whole numbers above 16,777,216[^\n]*$"):
+        Task.from_dataset(0, "a", data, data, input=("ids", "size"), label="y")
+
+
+class Deadly(Pairs):
+    def __getitem__(self, number):
+        if number > 100 and get_worker_info() is not None:
+            os._exit(3)
+        return super().__getitem__(number)
+
+
+def test_a_worker_that_ends_is_an_error_in_one_line():
+    data = Deadly(torch.rand(200, 3), torch.arange(200) % 2)
+    data.targets = data.y.tolist()
+    task = Task.from_dataset(0, "a", data, DATA, stream=True, workers=1, valid=0.0)
+    method = Method(Network(mlp((3,), widths=(8,)), [2], torch.zeros(1, 3)))
+    with pytest.raises(RuntimeError, match=r"^a worker process that reads images ended: [^\n]*$"):
+        method.learn(task, Trainer(Regime(epochs=1, batch=100)))
 
 
 def test_other_targets_are_read_from_items():
