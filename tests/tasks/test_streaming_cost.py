@@ -19,4 +19,5 @@ def test_streaming_takes_little_memory_and_the_time_of_a_plain_loop():
     assert found["same bits"] == 1
     assert found["accuracy streamed"] == found["accuracy in memory"] > 0.9
     assert found["MB above (PSS with workers)"] < 200, "the images alone take 59 MB, twice that while they are stacked"
-    assert found["ratio"] < 2.5, "1.0 on a quiet machine"
+    assert found["ratio of computing"] < 1.5, "whatever else the machine does"
+    assert found["ratio"] < 4, "about 1 on a quiet machine"
