@@ -77,6 +77,7 @@ CALLS: dict[str, Call] = {
     }),
     "Task.from_dataset": (dataset, {
         "train": (None, 3, [], [1], [(X[0],)], [(X[0], "a")], [("a", 0)], [(None, 0)], [(X[0], None)]), "test": (None, []),
+        "workers": (None, "x", -1, 1.5, 2, True), "input": (0, "x"), "label": (1, "x"),
     }),
     "Network": (network, {
         "trunk": (None, "x", nn.Linear, print, nn.Identity(), nn.Sequential(nn.Flatten(), nn.Linear(5, 3))),
@@ -91,7 +92,7 @@ CALLS: dict[str, Call] = {
     "Network.add_task": (lambda classes: network().add_task(classes), {"classes": (None, "x", 0, -1, 1.5, HUGE, [])}),
     "Trainer": (hr.Trainer, {
         "regime": ("x", 3, {}), "seed": NOTHINGS, "progress": ("x", 3), "engine": NOTHINGS,
-        "watch_tasks": (None, 3, ["x"], "ab", TASKS[0]), "precision": ("x", 3, []),
+        "watch_tasks": (None, 3, ["x"], "ab", TASKS[0]), "precision": ("x", 3, []), "augment": ("x", 3, []),
     }),
     "Regime": (hr.Regime, {
         "epochs": NOTHINGS, "lr": (None, "x", -1, [], NAN), "optimizer": (None, "sdg", 3, []), "schedule": ("x",),

@@ -61,8 +61,12 @@ class Evaluation:
 
     def _add(self, index: Tensor) -> Tensor:
         """Add the loss and the number of correct answers of a batch to the total."""
+        return self._add_images(self.split.inputs(index), index)
+
+    def _add_images(self, x: Tensor, index: Tensor) -> Tensor:
+        """Add those of a batch whose images are given, as the network sees them."""
         task = self.split.task if isinstance(self.split.task, int) else self.split.task[index]
-        logits, y = self.method(self.split.inputs(index), task), self.split.y[index]
+        logits, y = self.method(x, task), self.split.y[index]
         self.total[0] += self.split.target.total_loss(logits, y)
         self.total[1] += self.split.target.total_score(logits, y)
         return self.total
@@ -80,6 +84,10 @@ class Evaluation:
 
     def add_all(self) -> None:
         """Add all batches to the total. Nothing is read from the device."""
+        if self.split.stream is not None:
+            for index, x in self.split.read(self.batches):
+                self._add_images(x, index)
+            return
         for index in self.batches:
             self.add(index)
 
@@ -209,19 +217,21 @@ def without_task_ids(
     with evaluation_mode(method):
         for count, split in zip(right, splits, strict=True):
             split = split_to_device(split, device)
-            for index in torch.split(torch.arange(len(split), device=device), images_per_batch(split)):
-                count += _found_both(method, split, index, tasks).sum()
+            batches = torch.split(torch.arange(len(split), device=device), images_per_batch(split))
+            for index, x in split.read(batches):
+                count += _found_both(method, split, index, x, tasks).sum()
     if wait:
         wait()
     return [count / len(split) for count, split in zip(right.tolist(), splits, strict=True)]
 
 
-def _found_both(method: Method, split: Split, index: Tensor, tasks: Sequence[int]) -> Tensor:
-    """Return for each of some examples whether the largest logit of all tasks is that of its own task and class."""
+def _found_both(method: Method, split: Split, index: Tensor, x: Tensor, tasks: Sequence[int]) -> Tensor:
+    """Return for each of some examples, with images x, whether the largest logit of all tasks is that of its own task and
+    class."""
     assert isinstance(split.task, int)
     if method.net.incremental:  # one head of all classes needs no task id, and each class belongs to one task
-        return method(split.inputs(index), split.task).argmax(1) == split.y[index]
-    best = [logits.max(1) for logits in _logits(method, split.inputs(index), tasks)]  # (value, class) per task
+        return method(x, split.task).argmax(1) == split.y[index]
+    best = [logits.max(1) for logits in _logits(method, x, tasks)]  # (value, class) per task
     winner = torch.stack([value for value, _ in best]).argmax(0)
     answer = torch.stack([label for _, label in best]).gather(0, winner[None])[0]
     same = answer == split.y[index]

@@ -111,8 +111,8 @@ class MAS(Method):
         three = task.train.inputs(order[[0, len(order) // 2, -1]])
         sums = SumOfSizes(self.eval(), task.index, weights, squared_norm, [three], size=torch.abs, group=self.group)
         totals = [torch.zeros_like(p) for p in weights]
-        for part in torch.split(order, sums.rows):
-            for total, found in zip(totals, sums(task.train.inputs(part)), strict=True):
+        for _, x in task.train.read(torch.split(order, sums.rows)):
+            for total, found in zip(totals, sums(x), strict=True):
                 total += found
         return values(totals) / len(order)
 

@@ -185,7 +185,7 @@ def _on(method: "Method", split: Split) -> tuple[Tensor, Tensor, Tensor]:
     assert isinstance(split.task, int)
     count = min(IMAGES, len(split))
     rows = torch.arange(count, device=split.y.device) * len(split) // max(1, count)
-    found = [features_and_logits(method, split.inputs(part), split.task) for part in torch.split(rows, BATCH)]
+    found = [features_and_logits(method, x, split.task) for _, x in split.read(torch.split(rows, BATCH))]
     labels = split.y[rows] if split.target.kind == "classes" else torch.zeros_like(rows)  # no classes: one of all
     return torch.cat([one for one, _ in found]), torch.cat([two for _, two in found]), labels
 

@@ -105,7 +105,8 @@ class TrainedMethod(nn.Module):
 
     def _raw(self, images: Any) -> Tensor:
         """Return raw images as a tensor on the device of the method, channels first."""
-        raw = channels_first("images", as_tensor("images must be numbers", images).to(self.net.example.device))
+        raw = as_tensor("images must be numbers", images).to(self.net.example.device)
+        raw = raw if raw.shape[1:] == self.net.example.shape[1:] else channels_first("images", raw)
         if raw.is_complex():
             raise ValueError(f"images must be real numbers, not {str(raw.dtype).removeprefix('torch.')}")
         if not raw.isfinite().all():

@@ -51,16 +51,17 @@ def numbers(name: str, value: Any) -> Tensor:
     return found
 
 
-def to_inputs(what: str, given: Any, labels: Any, *, tokens: bool = False) -> Tensor:
+def to_inputs(what: str, given: Any, labels: Any, *, tokens: bool = False, images: bool = True) -> Tensor:
     """Return images as (n, channels, height, width) or vectors as (n, features); or raise an error.
 
-    Token ids stay whole numbers, int64.
+    Token ids stay whole numbers, int64. Inputs that are no images keep their shape.
 
     Args:
         what: names the data in errors.
         given: the images.
         labels: their labels, of which there must be as many.
         tokens: the inputs are token ids.
+        images: the inputs are images or vectors.
     """
     x, y = (
         as_tensor(f"{what}: images must be numbers", given),
@@ -72,7 +73,12 @@ def to_inputs(what: str, given: Any, labels: Any, *, tokens: bool = False) -> Te
         raise ValueError(f"{what}: {len(x)} images, but labels of shape {tuple(y.shape)}; one label per image is needed")
     if not len(x):
         raise ValueError(f"{what}: there are no images")
-    x = token_ids(what, x) if tokens else channels_first(what, x)
+    if tokens:
+        x = token_ids(what, x, flat=images)
+    elif images:
+        x = channels_first(what, x)
+    if x.dim() < 2:
+        raise ValueError(f"{what}: inputs must have 2 dimensions or more, (n, ...), not {x.dim()}")
     if x.is_complex() or not x[0].numel():
         raise ValueError(f"{what}: images must be real numbers, not {x.dtype} of shape {tuple(x.shape[1:])}")
     if x.dtype != torch.uint8 and not tokens:
@@ -82,9 +88,15 @@ def to_inputs(what: str, given: Any, labels: Any, *, tokens: bool = False) -> Te
     return x
 
 
-def token_ids(what: str, x: Tensor) -> Tensor:
-    """Return token ids (n, length) as int64; raise an error if they are anything but whole numbers from 0."""
-    if x.dim() != 2 or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+def token_ids(what: str, x: Tensor, *, flat: bool = True) -> Tensor:
+    """Return token ids (n, length) as int64; raise an error if they are anything but whole numbers from 0.
+
+    Args:
+        what: names the data in errors.
+        x: the token ids.
+        flat: refuse those of more dimensions.
+    """
+    if (x.dim() != 2 and flat) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise ValueError(f"{what}: token ids must be whole numbers of shape (n, length), not {x.dtype} {tuple(x.shape)}")
     if x.numel() and int(x.min()) < 0:
         raise ValueError(f"{what}: token ids count from 0, not {int(x.min())}")

@@ -40,7 +40,7 @@ def all_to_device(tasks: Sequence[Task], device: torch.device | str, *, room: in
 def _splits_to_device(splits: Sequence[Split], device: torch.device, room: int | None) -> list[Split]:
     if room is None and device.type == "cuda":
         room = torch.cuda.mem_get_info(device)[0] // 2
-    stores = {place(s.x): s.x for s in splits}
+    stores = {place(s.x): s.x for s in splits if s.stream is None}
     on_host = room is not None and sum(x.nbytes for x in stores.values()) > room
     memo: dict[Place, Tensor] = {}
 
@@ -54,13 +54,13 @@ def _splits_to_device(splits: Sequence[Split], device: torch.device, room: int |
         pixels = None if s.transform.pixels is None else to(s.transform.pixels)
         return replace(
             s,
-            x=s.x if on_host else to(s.x),
+            x=s.x if on_host or s.stream is not None else to(s.x),
             y=s.y.to(device),
             task=s.task.to(device) if isinstance(s.task, Tensor) else s.task,
             transform=replace(s.transform, mean=s.transform.mean.to(device), std=s.transform.std.to(device), pixels=pixels),
             rows=s.rows.to(device),
             target=s.target.to(device),
-            on_host=on_host,
+            on_host=on_host or s.stream is not None,
         )
 
     return [move(s) for s in splits]

@@ -1,7 +1,7 @@
 """Data sets as tensors: a Split with its Transform, and the Batch that one training step gets."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hatrack.tasks.stream import Stream, join_streams
 from hatrack.tasks.targets import CLASSES, Target
 from hatrack.tasks.transform import Transform, scaled
 
@@ -76,7 +77,9 @@ def place(t: Tensor) -> Place:
 
 def shape_text(shape: Sequence[int]) -> str:
     """Return the shape of an image, or of a vector, in words: "images 1x28x28" or "vectors of 784"."""
-    return f"vectors of {shape[0]}" if len(shape) == 1 else f"images {'x'.join(map(str, shape))}"
+    if len(shape) == 1:
+        return f"vectors of {shape[0]}"
+    return f"{'images' if len(shape) == 3 else 'inputs'} {'x'.join(map(str, shape))}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,7 +87,8 @@ class Split:
     """A data set as tensors: the training, validation or test data of a task. Splits may share their images.
 
     Attributes:
-        x: stored images, (images, *raw shape), uint8 or float; example i is row rows[i].
+        x: stored images, (images, *raw shape), uint8 or float; example i is row rows[i]. Of streamed images a tensor on the
+            device "meta", which has their shape and type but no data.
         y: labels, (examples,), int64; or what else the target asks for.
         task: the number of the task, or a tensor (examples,) if the split mixes tasks.
         transform: turns stored images into what the network sees.
@@ -93,6 +97,7 @@ class Split:
         crops: the crops of the present epoch, (examples, 3); the trainer draws them.
         on_host: whether the images stay in the host's memory, from where a Prefetcher brings them to the device.
         target: what the labels are, and how outputs are compared with them.
+        stream: reads the images anew whenever they are needed; None: they are in memory.
 
     Example:
         >>> split = tasks[0].test
@@ -111,6 +116,7 @@ class Split:
     crops: Tensor | None = None
     on_host: bool = False
     target: Target = CLASSES
+    stream: Stream | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -122,13 +128,34 @@ class Split:
     def raw(self, index: Tensor) -> Tensor:
         """Return the images with these numbers, as stored."""
         rows = self.rows[index]
+        if self.stream is not None:
+            return self.stream.read(rows).to(rows.device)
         return (
             self.x.index_select(0, rows.to(self.x.device)).to(rows.device) if self.on_host else self.x.index_select(0, rows)
         )
 
     def inputs(self, index: Tensor) -> Tensor:
         """Return the images with these numbers (a tensor of int64) as the network sees them, without crops."""
-        return self.transform(self.raw(index), self.task[index] if isinstance(self.task, Tensor) else None)
+        return self._seen(self.raw(index), index)
+
+    def _seen(self, raw: Tensor, index: Tensor) -> Tensor:
+        return self.transform(raw, self.task[index] if isinstance(self.task, Tensor) else None)
+
+    def read(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield batches one after the other; streamed images are read ahead.
+
+        Args:
+            batches: the numbers of the examples of each batch.
+
+        Yields:
+            The numbers of a batch, and its images as the network sees them, without crops.
+        """
+        if self.stream is None:
+            yield from ((index, self.inputs(index)) for index in batches)
+            return
+        rows = [self.rows[index].cpu() for index in batches]
+        for index, raw in zip(batches, self.stream.read_all(rows), strict=True):
+            yield index, self._seen(raw.to(index.device), index)
 
     def fetch(self, index: Tensor) -> list[Tensor]:
         """Return what is stored of the examples with these numbers: images, labels, and tasks and crops if they have any."""
@@ -156,13 +183,13 @@ class Split:
     def join(splits: Sequence["Split"]) -> "Split":
         """Join splits, one per task, into one that mixes tasks; images that several of them share are kept once."""
         mixed = len({split.x.dtype for split in splits}) > 1
-        stores: dict[Place, tuple[int, Tensor]] = {}
+        stores: dict[Place | Stream, tuple[int, Split]] = {}
         first = 0
         for split in splits:
-            if place(split.x) not in stores:
-                stores[place(split.x)] = (first, scaled(split.x) if mixed else split.x)
+            if _store(split) not in stores:
+                stores[_store(split)] = (first, split)
                 first += len(split.x)
-        width = max(x[0].numel() for _, x in stores.values())
+        width = max(split.x[0].numel() for _, split in stores.values())
         tasks = [int(split.task) for split in splits]
         count = max(tasks) + 1
         shape = splits[0].transform.shape
@@ -178,15 +205,31 @@ class Split:
         if any(transform.pixels is not None for transform in transforms):
             plain = torch.arange(math.prod(shape), device=splits[0].y.device)[None]
             pixels = torch.cat([plain if transform.pixels is None else transform.pixels for transform in transforms])
-        flat = [x.flatten(1) for _, x in stores.values()]
+        x, stream = _joined([split for _, split in stores.values()], width, mixed=mixed)
         return Split(
-            x=flat[0] if len(flat) == 1 else torch.cat([F.pad(x, (0, width - x.shape[1])) for x in flat]),
+            x=x,
             y=torch.cat([split.y for split in splits]),
             task=torch.cat([torch.full_like(split.y, k) for k, split in zip(tasks, splits, strict=True)]),
             transform=Transform(
                 shape, torch.cat([v.mean for v in transforms]), torch.cat([v.std for v in transforms]), pixels
             ),
-            rows=torch.cat([split.rows + stores[place(split.x)][0] for split in splits]),
+            rows=torch.cat([split.rows + stores[_store(split)][0] for split in splits]),
             augment=splits[0].augment,
-            on_host=splits[0].on_host,
+            on_host=splits[0].on_host or stream is not None,
+            stream=stream,
         )
+
+
+def _store(split: Split) -> Place | Stream:
+    """Return what splits with the same images have in common."""
+    return place(split.x) if split.stream is None else split.stream
+
+
+def _joined(splits: Sequence[Split], width: int, *, mixed: bool) -> tuple[Tensor, Stream | None]:
+    """Return the images of several stores as one, flattened and padded to a width, and the stream if one is streamed."""
+    if any(split.stream for split in splits):
+        stream = join_streams([split.stream for split in splits], [split.x for split in splits], width, mixed=mixed)
+        kind = torch.float32 if mixed else splits[0].x.dtype
+        return torch.empty(sum(len(split.x) for split in splits), width, dtype=kind, device="meta"), stream
+    flat = [(scaled(split.x) if mixed else split.x).flatten(1) for split in splits]
+    return flat[0] if len(flat) == 1 else torch.cat([F.pad(x, (0, width - x.shape[1])) for x in flat]), None

@@ -22,11 +22,12 @@ from hatrack.methods.fit import EpochResult, FitResult
 from hatrack.methods.method import Method
 from hatrack.methods.parts.snapshot import copy_trained
 from hatrack.regime import LRSchedule, Regime
-from hatrack.seeds import generator, seeded
+from hatrack.seeds import derive, generator, seeded
 from hatrack.tasks.batches import count_batches, split_batches
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import draw_crops
+from hatrack.training.augmentation import augmented
 from hatrack.training.checkpoint import random_state, set_random_state
 from hatrack.training.checkpoint_schema import misfit
 from hatrack.training.counting import (
@@ -106,7 +107,8 @@ class FitLoop:
         if watch:
             self.step_on = watched(self.train_step, method, self.optimizers.all)
         self.step: Callable[[Tensor, Tensor], Tensor] = Recorded(self._fetch_and_step) if record else self._fetch_and_step
-        self.validate = Evaluation(method, task.valid, wrap=Recorded if record else None, wait=wait_for_gpu)
+        wrap = Recorded if record and task.valid.stream is None else None
+        self.validate = Evaluation(method, task.valid, wrap=wrap, wait=wait_for_gpu)
         self.schedule = LRSchedule(regime)
         self.count_costs = count_costs
         self.flops: dict[int, int | None] = {}  # the operations of a step, by the size of its batch
@@ -116,6 +118,7 @@ class FitLoop:
         self.step_index = 0  # how many steps of the present epoch are done
         self.resumed: dict[str, Tensor] = {}  # the state of the generators, if the fit continues within an epoch
         self.after_step: Callable[[FitLoop], None] | None = None
+        self.augment: Callable[[Tensor], Tensor] | None = None  # of the images of a step; then steps run eagerly
 
     # The step
 
@@ -128,6 +131,9 @@ class FitLoop:
         *parts, number = inputs
         self.optimizers.zero_grad()
         batch = self.prefetcher.split.batch(parts, number, self.batches, self.regime.batch)
+        if self.augment:
+            x = augmented(batch.x, self.augment, self.seed, len(self.result.epochs), self.step_index)
+            batch = batch._replace(x=x)
         loss, aux = self._backward(batch) if self.regime.accumulate == 1 else (self._backward_in_parts(batch), None)
         with torch.no_grad():
             self.method.edit_grads(batch, aux)
@@ -215,7 +221,8 @@ class FitLoop:
             self.batches.fill_(len(numbers))
             if self.resumed:
                 set_random_state(self.resumed, self.device)
-            for done, (number, index) in enumerate(zip(numbers, self.prefetcher(order), strict=True)):
+            batches = self.prefetcher(order, done=self.step_index, seed=derive(self.seed, "transforms", epoch))
+            for done, (number, index) in enumerate(zip(numbers, batches, strict=True)):
                 sizes.append(len(index))
                 if done < self.step_index:
                     continue  # this step was done before the run was stopped

@@ -27,6 +27,7 @@ from hatrack.seeds import derive
 from hatrack.tasks.device import to_device
 from hatrack.tasks.task import Task
 from hatrack.text import printable
+from hatrack.training.augmentation import Augment, check_augment, with_crops
 from hatrack.training.checkpoint import Checkpointer, State
 from hatrack.training.fit_loop import FitLoop, max_steps
 from hatrack.training.progress import Progress, ProgressEvent, find_console, show_progress
@@ -58,6 +59,8 @@ class Trainer:
             nothing of what is learned, and costs an evaluation per task and epoch.
         precision: how matrix products and convolutions of fits are computed: "float32", "tf32" (on a GPU) or "bfloat16" (on
             a GPU, or a CPU that can); weights and sums stay float32. None leaves it to torch's settings and to autocast.
+        augment: what is done to the images of every training step: "crop-flip" moves them by up to 4 pixels and mirrors half
+            of them; a function gets and returns a batch of images as the network sees them. None: nothing.
 
     Attributes:
         fits: the result of every fit so far, a `FitResult` each.
@@ -81,6 +84,7 @@ class Trainer:
         engine: Engine = "auto",
         watch_tasks: Sequence[Task] = (),
         precision: Precision | None = None,
+        augment: Augment = None,
     ) -> None:
         if not isinstance(regime, Regime | None):
             raise ValueError(f"a Trainer takes a Regime, such as Regime(epochs=20), not {regime!r}")
@@ -93,6 +97,7 @@ class Trainer:
             raise ValueError("watch_tasks takes a list of tasks, such as those of a benchmark")
         self.progress, self.watch, self.watch_tasks = progress, watch, watch_tasks
         self.precision = None if precision is None else choose("precision", precision, PRECISIONS)
+        self.augment = check_augment(augment, self.engine)
         self.checkpointer: Checkpointer | None = None  # saves the state of fits
         self.after_epoch: Callable[[Method, FitResult], None] | None = None  # it may add to what the result has
         self.tasks: Sequence[Task] = ()  # all tasks of the run, if they are known
@@ -103,7 +108,7 @@ class Trainer:
 
     def __repr__(self) -> str:
         options: dict[str, tuple[Any, Any]] = {"seed": (self.seed, 0), "watch": (self.watch, False)}
-        options |= {"engine": (self.engine, "auto"), "precision": (self.precision, None)}
+        options |= {"engine": (self.engine, "auto"), "precision": (self.precision, None), "augment": (self.augment, None)}
         given = [f"{name}={value!r}" for name, (value, default) in options.items() if value != default]
         done = f"; {len(self.fits)} {'fit' if len(self.fits) == 1 else 'fits'} done" if self.fits else ""
         return f"Trainer({', '.join([repr(self.regime), *given])}{done})"
@@ -118,6 +123,7 @@ class Trainer:
         """
         method.net.check_task(task)
         task = to_device(task, method.net.example.device)
+        task = with_crops(task) if self.augment == "crop-flip" else task
         regime = self._regime(task, changes)
         if isinstance(task.train.task, int):  # not a union of several tasks
             method.net.set_preprocessing(task)
@@ -126,9 +132,12 @@ class Trainer:
         carried.fits[task.index] += 1
         seed = derive(self.seed, "task", task.index, "fit", number)
         steps = self.count_steps(type(method), task, regime, len(method.net.classes))
+        function = self.augment if callable(self.augment) else None
+        engine: Engine = "eager" if function else self.engine
         loop = FitLoop(
-            method, task, regime, plain or {}, seed, self.engine, watch=self.watch, steps=steps, count_costs=self.count_costs
+            method, task, regime, plain or {}, seed, engine, watch=self.watch, steps=steps, count_costs=self.count_costs
         )
+        loop.augment = function
         if loop.compiled and self.wait_for_code:
             self.wait_for_code(task)
         for name, parameter in loop.weights.items() if regime.keep_state else ():

@@ -10,6 +10,7 @@ from hatrack.seeds import seeded
 from hatrack.tasks.device import all_to_device
 from tests.helpers.learning import ISOLATED, OPTIMIZERS, learn, logits, make
 from tests.helpers.pictures import convolutional, pictures
+from tests.helpers.streams import streamed
 from tests.helpers.toys import toy_tasks
 
 pytestmark = pytest.mark.gpu
@@ -114,6 +115,21 @@ def test_images_that_stay_in_the_host_s_memory(name):
         method = make(name, tasks).to("cuda")
         learn(method, placed, Trainer(Regime(epochs=3, batch=4, lr=0.1)))
         results.append([logits(method, task) for task in placed])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("engine", ["eager", "recorded", "compiled"])
+@pytest.mark.parametrize("name", ["sgd", "joint", "hat", "er"])
+def test_streamed_images(name, engine):
+    """Read by worker processes and copied into a room on the device, with the same outcome as images that lie there."""
+    tasks = toy_tasks(2, train=200)
+    results = []
+    for world in (tasks, [streamed(task, workers=2) for task in tasks]):
+        method = make(name, tasks).to("cuda")
+        fit = learn(method, world, Trainer(Regime(epochs=3, batch=16, lr=0.1), engine=engine))
+        assert {one.engine for one in fit.fits} == {engine}
+        results.append([logits(method, task) for task in all_to_device(tasks, "cuda")])
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two)
 

@@ -71,8 +71,8 @@ def _squares_of_batches(
     buffers = [(buffer, buffer.clone()) for buffer in method.net.buffers()]
     method.train()
     try:
-        for part in split_batches(torch.arange(len(split), device=split.y.device), BATCH):
-            loss = F.cross_entropy(method(split.inputs(part), task), split.y[part])
+        for part, x in split.read(split_batches(torch.arange(len(split), device=split.y.device), BATCH)):
+            loss = F.cross_entropy(method(x, task), split.y[part])
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
             yield [gradient.square() * len(part) for gradient in gradients]
     finally:
@@ -87,8 +87,8 @@ def _squares_of_examples(
     every = torch.arange(len(split), device=split.y.device)
     x, y = split.inputs(every[[0, len(split) // 2, -1]]), split.y.new_zeros(3)
     squares = SumOfSizes(method.eval(), task, parameters, weighted_loss, (x, y, x.new_ones(3)), size=torch.square)
-    for part in torch.split(every, squares.rows):
-        x, y = split.inputs(part), split.y[part]
+    for part, x in split.read(torch.split(every, squares.rows)):
+        y = split.y[part]
         if not expected:
             yield squares(x, y, torch.ones_like(y, dtype=x.dtype))
             continue

@@ -117,7 +117,7 @@ class TaskNorms(nn.Module):
         """Recompute the running statistics of a task as the plain mean over its training data, in evaluation mode."""
         order = torch.randperm(len(split), generator=generator(method.net.seed, "statistics", task)).to(split.y.device)
         parts = order.tensor_split(-(-len(order) // BATCH)) if self.names and len(order) > 1 else ()
-        self.recompute_over(method, task, (split.inputs(index) for index in parts))
+        self.recompute_over(method, task, (x for _, x in split.read(parts)))
 
     @torch.no_grad()
     def recompute_over(self, method: "Method", task: int, batches: Iterable[Tensor]) -> None:
