@@ -42,6 +42,9 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
+SCORES = ("accuracy", "label accuracy", "R²", "score")  # what targets are measured by; a file could name anything
+
+
 def is_percent(score: str | None) -> bool:
     """Return whether a score with this name is a share of right answers; None is the accuracy."""
     return score is None or score.endswith("accuracy")

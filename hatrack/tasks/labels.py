@@ -7,7 +7,8 @@ from torch import Tensor
 
 from hatrack.options import nearest, shown, whole
 from hatrack.tasks.arrays import as_tensor, check_labels
-from hatrack.tasks.targets import CLASSES, Compare, Kind, MultiLabel, Ordinal, Own, Regression, Target, balanced, spread
+from hatrack.tasks.statistics import balanced, spread
+from hatrack.tasks.targets import CLASSES, Compare, Kind, MultiLabel, Ordinal, Own, Regression, Target
 
 TRIED = 64  # examples whose targets are not finite, and as many others, with which a loss is tried
 

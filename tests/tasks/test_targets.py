@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from hatrack import EWC, HAT, PMASK, SI, Joint, Method, Network, PackNet, Record, Regime, Task, Trainer, evaluate, load, save
 from hatrack.__main__ import main
 from hatrack.methods.evaluate import Evaluations
-from hatrack.tasks.targets import CLASSES, MultiLabel, Ordinal, Own, Regression, Target, target_from_dict
+from hatrack.tasks.targets import CLASSES, KINDS, MultiLabel, Ordinal, Own, Regression, Target, target_from_dict
+from hatrack.text import SCORES
 from hatrack.training.progress import describe_epoch
 
 RNG = np.random.default_rng(0)
@@ -290,6 +291,10 @@ def test_a_result_names_its_score(options, said):
     assert name == f"{one.target.score} "
 
 
+def test_scores_have_the_names_that_records_know():
+    assert {kind.score for kind in KINDS.values()} == {*SCORES}
+
+
 # Learning
 
 
@@ -417,8 +422,18 @@ def test_a_file_of_tasks_of_several_kinds(tmp_path, capsys):
     assert record.accuracy[1][0] == record.accuracy[0][0], "HAT keeps it"
     assert record.before[1] < record.accuracy[1][1] <= 1
     assert record.without_task_id == [None, None]
+    assert record.score == "score"
+    assert "score=" in repr(record)
+    said = capsys.readouterr().out
+    assert re.search(r"n +score +learning +forgetting", said), "the terminal's table"
+    assert "%" not in said.split("forgetting")[0]
+    assert main(["show", str(path)]) == 0
+    assert "label accuracy in % or R²" in capsys.readouterr().out
     assert main(["report", str(tmp_path / "runs")]) == 0
-    assert "R²" in (tmp_path / "runs" / "report.html").read_text()
+    page = (tmp_path / "runs" / "report.html").read_text()
+    assert "R² of &#x27;one&#x27;" in page
+    assert ">Average score<" in page
+    assert "Average accuracy" not in page
     capsys.readouterr()
     (tmp_path / "tasks.toml").write_text(lines[0].replace("multi-label", "many"))
     assert main(words) == 2
