@@ -128,19 +128,21 @@ def _own(what: str, train: Any, test: Any, outputs: int | None, loss: Compare, s
 
 
 def _check_loss(what: str, loss: Compare, y: Tensor, outputs: int) -> None:
-    """Raise an error if some targets are not finite and the loss does not leave them out, as it may."""
+    """Raise an error if some targets are not finite and neither the loss nor its gradient leaves them out, as both may."""
     finite = y.isfinite().reshape(len(y), -1).all(1)
     if finite.all():
         return
     tried = y[torch.cat([part.nonzero()[:TRIED, 0] for part in (~finite, finite)])]
+    given = torch.zeros(len(tried), outputs, device=y.device, requires_grad=True)
     try:
-        with torch.no_grad():
-            found = torch.as_tensor(loss(torch.zeros(len(tried), outputs, device=y.device), tried))
+        found = loss(given, tried).sum()
+        (gradient,) = torch.autograd.grad(found, given)
     except Exception:  # it may need what is not there yet; training will tell
         return
-    if not found.isfinite().all():
+    if not (found.isfinite() & gradient.isfinite().all()):
         raise ValueError(
-            f"{what}: NaN or infinite targets in {int((~finite).sum())} examples, and the loss is not finite there"
+            f"{what}: NaN or infinite targets in {int((~finite).sum())} examples, for which the loss or its gradient is not "
+            "finite; leave them out before the loss is computed, as in out[~y.isnan()]"
         )
 
 
