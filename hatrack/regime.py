@@ -47,11 +47,12 @@ class Regime:
         steps: training steps of every fit, in place of `epochs`; 0 trains for `epochs`. The last epoch may be a part of one.
         warmup: steps at the start of every fit in which lr grows from near 0 to its value.
         accumulate: the gradients of a batch are computed in so many parts, one after the other, which takes less memory. A
-            batch norm sees the parts.
+            batch norm sees the parts, which need at least two examples each.
         smoothing: label smoothing, the share of a label that is spread over all classes in training.
         best_by: what on validation data decides which epoch is the best: the lowest "loss" or the highest "accuracy", which
             is the score of a task with another target.
-        stop_after: a fit ends after so many epochs without a better one on validation data; 0: never.
+        stop_after: a fit ends after so many epochs without a better one on validation data; 0: never. It and `best_by` do
+            nothing for a task without validation data, of which a warning tells.
 
     Raises:
         ValueError: if a value is not allowed.

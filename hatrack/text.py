@@ -42,6 +42,19 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
+SCORES = ("accuracy", "label accuracy", "R²", "score")  # what targets are measured by; a file could name anything
+
+
+def is_percent(score: str | None) -> bool:
+    """Return whether a score with this name is a share of right answers; None is the accuracy."""
+    return score is None or score.endswith("accuracy")
+
+
+def score_text(score: str | None, value: float) -> str:
+    """Return a score with its name: accuracy 98.2%, R² 0.913, score -4.2. None is the accuracy."""
+    return f"{score or 'accuracy'} {value:.1%}" if is_percent(score) else f"{score} {value:.3g}"
+
+
 SCARCE = 0.05  # if a smaller share of a layer is free, a warning names the layer
 HELD = " (held whole: "  # in the names of `usage`: a parameter that no task after the first can change, and the reason
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.experiments.record import Record, clean
+from hatrack.experiments.record_parts import TaskInfo
 from hatrack.experiments.run_folder import task_model
 from hatrack.experiments.spec import Run
 from hatrack.experiments.tuning_protocols import caution_of
@@ -21,9 +22,9 @@ from hatrack.networks import NETWORKS
 from hatrack.options import parameters
 from hatrack.regime import Regime
 from hatrack.registry import Registry
-from hatrack.reporting.measures import MEASURES, MISSING, format_number, heading
+from hatrack.reporting.measures import MISSING, format_number, heading, measures_of
 from hatrack.reporting.tables import option_text
-from hatrack.text import duration, printable, say, visible
+from hatrack.text import duration, is_percent, printable, say, visible
 
 WIDTH, FIRST = 7, 26  # letters of a column of the matrix, and of its first column
 TABLES: dict[str, Registry[Any]] = {"benchmark": BENCHMARKS, "network": NETWORKS, "method": METHODS}
@@ -77,19 +78,33 @@ def _matrix(record: Record, most: int) -> tuple[str, Table]:
         table.add_column("learned", justify="right")
         table.add_column("end", justify="right")
         for k, task in enumerate(record.tasks):
-            shares = _percents([record.accuracy[k][k], record.accuracy[-1][k]])
+            shares = _texts(task, [record.accuracy[k][k], record.accuracy[-1][k]])
             table.add_row(Text(visible(f"{k + 1} {task.name}")), *shares)
-        return "accuracy on test data in %, when a task was learned and at the end", table
+        return f"{_score(record)}, when a task was learned and at the end", table
     for k in range(count):
         table.add_column(str(k + 1), justify="right", min_width=5)
-    table.add_row("before", *_percents(record.before), style="dim")
+    table.add_row("before", *_row(record, record.before), style="dim")
     for k, task in enumerate(record.tasks):
-        table.add_row(Text(visible(f"{k + 1} {task.name}")), *_percents(record.accuracy[k]))
-    return "accuracy on test data in %: a row per task learned, a column per task tested", table
+        table.add_row(Text(visible(f"{k + 1} {task.name}")), *_row(record, record.accuracy[k]))
+    return f"{_score(record)}: a row per task learned, a column per task tested", table
 
 
-def _percents(shares: Iterable[float | None]) -> list[str]:
-    return [MISSING if share is None else f"{100 * share:.1f}" for share in shares]
+def _score(record: Record) -> str:
+    """Return what the matrix holds: the accuracy in percent, or the scores that tasks have in its place, by their names."""
+    names = dict.fromkeys(task.score or "accuracy" for task in record.tasks)
+    listed = " or ".join(f"{name} in %" if is_percent(name) else name for name in names)
+    return f"{next(iter(names))} on test data in %" if [*names] == ["accuracy"] else f"score on test data ({listed})"
+
+
+def _row(record: Record, values: Iterable[float | None]) -> list[str]:
+    """Return a score per task as text."""
+    return [text for task, value in zip(record.tasks, values, strict=True) for text in _texts(task, [value])]
+
+
+def _texts(task: TaskInfo, values: Iterable[float | None]) -> list[str]:
+    """Return scores of a task as text: percent with one decimal, others with three."""
+    percent = is_percent(task.score)
+    return [MISSING if v is None else f"{100 * v:.1f}" if percent else f"{v:.3f}" for v in values]
 
 
 def _measures(record: Record) -> Table:
@@ -98,7 +113,7 @@ def _measures(record: Record) -> Table:
     values |= record.costs.summary if record.costs else {}
     table = Table("measure", "value", box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.columns[1].justify = "right"
-    for measure in MEASURES:
+    for measure in measures_of(record.score):
         if math.isfinite(value := values.get(measure.key, math.nan)):
             table.add_row(heading(measure), format_number(measure, value))
     return table

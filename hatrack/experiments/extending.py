@@ -259,7 +259,8 @@ def _fits(record: Record) -> list[FitResult]:
     for number, curve in enumerate(record.curves):
         epochs = [EpochResult(*point) for point in curve.epochs]  # type: ignore[arg-type]  # None: not finite
         engine = engines[min(number, len(engines) - 1)]
-        fits.append(FitResult(curve.task, epochs, curve.best, engine, curve.halved))
+        score = record.tasks[curve.task].score
+        fits.append(FitResult(curve.task, epochs, curve.best, engine, curve.halved, score=score))
         if record.costs:
             for name in ("steps", "examples", "flops", "peak_bytes"):
                 total = getattr(record.costs, name)

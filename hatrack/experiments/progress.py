@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Column
 
 from hatrack.experiments.run import Run
-from hatrack.text import printable
+from hatrack.text import printable, score_text
 from hatrack.training.progress import ProgressEvent
 
 EVERY = 60.0  # seconds between two lines in a log
@@ -22,7 +22,7 @@ def describe(spec: Run, event: ProgressEvent) -> tuple[float, str]:
     """Return the share of a run that is done, and a line with its method, seed, task, epoch, loss and accuracy."""
     task, tasks, regime, result = event
     last = result.epochs[-1]
-    accuracy = "" if last.valid_accuracy is None else f", accuracy {last.valid_accuracy:.1%}"
+    accuracy = "" if last.valid_accuracy is None else f", {score_text(result.score, last.valid_accuracy)}"
     done = max(0.0, (task.index + len(result.epochs) / regime.epochs) / tasks)  # the pretraining is task -1
     where = f"{spec.method} seed {spec.seed}: {printable(task.name)} ({task.index + 1} of {tasks})"
     return done, f"{where}, epoch {len(result.epochs)}, loss {last.loss:.3f}{accuracy}"

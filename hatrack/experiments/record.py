@@ -13,7 +13,7 @@ from hatrack.experiments import metrics
 from hatrack.experiments.record_parts import Costs, Curve, Pretraining, Routed, Seconds, Spec, TaskInfo
 from hatrack.experiments.record_schema import check_fields
 from hatrack.files.atomic import read_bytes, write
-from hatrack.text import SCARCE, is_held
+from hatrack.text import SCARCE, SCORES, is_held
 
 SCHEMA = 1
 ADDED = (  # fields that a file has only if they are not empty
@@ -93,7 +93,13 @@ class Record:
     def __repr__(self) -> str:
         spec, accuracy = self.spec, metrics.average_accuracy(self.accuracy)
         what = f"benchmark={spec.benchmark!r}, method={spec.method!r}, seed={spec.seed}"
-        return f"Record({what}, tasks={len(self.tasks)}, accuracy={accuracy:.4f})"
+        return f"Record({what}, tasks={len(self.tasks)}, {self.score}={accuracy:.4f})"
+
+    @property
+    def score(self) -> str:
+        """The name of what `accuracy` holds: "accuracy", or another score that all tasks have, or "score" if they differ."""
+        names = {task.score or "accuracy" for task in self.tasks}
+        return names.pop() if len(names) == 1 and names < {*SCORES} else "score"
 
     @property
     def summary(self) -> dict[str, float]:

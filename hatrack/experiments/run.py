@@ -34,6 +34,7 @@ from hatrack.methods.evaluate import Evaluations, Score, without_task_ids
 from hatrack.methods.fit import FitResult
 from hatrack.methods.method import Method
 from hatrack.tasks.split import Split
+from hatrack.tasks.targets import other_score
 from hatrack.tasks.task import Task
 from hatrack.text import printable, shorten
 from hatrack.training.checkpoint import Stopped, stopping
@@ -106,6 +107,7 @@ def run(
     with precision_scope(precision, torch.device(device)), ExitStack() as open_files:
         began = time.perf_counter()
         trainer.tasks = tasks = build_tasks(spec, device)  # what is wrong with a run shows here, before anything is written
+        trainer.check_tasks()
         trainer.count_costs = True
         if spec.watch_tasks:
             trainer.watch_tasks, trainer.after_epoch = tasks, CapacityCurve()
@@ -113,6 +115,8 @@ def run(
         if compiles:
             import_compiler()  # while the method is built
         method = build_method(spec, tasks, build_trunk(spec, tasks), device)
+        for task in tasks:
+            task.target.check_for(type(method).__name__, method.targets, task.name)
         first = pretraining_task(spec, tasks)
         if folder:
             open_files.enter_context(folder)  # an error now, not after hours, if nothing can be written there
@@ -260,8 +264,8 @@ def _run(
 
 
 def _task_info(task: Task) -> TaskInfo:
-    score = None if task.target.kind == "classes" else task.target.score
-    return TaskInfo(task.name, task.classes, len(task.train), len(task.valid), len(task.test), score)
+    sizes = len(task.train), len(task.valid), len(task.test)
+    return TaskInfo(task.name, task.classes, *sizes, other_score(task.target))
 
 
 def _padded(rows: list[list[Score]], count: int) -> list[list[Score]]:

@@ -87,11 +87,12 @@ class TaskLoss:
         """Yield the loss of every batch, as parts of the mean over all examples."""
         kind = next((p.dtype for p in self.parameters), torch.float32)
         assert isinstance(self.split.task, int)
+        divisor = self.split.target.divisor(self.split.y) or 1
         for index in torch.split(torch.arange(len(self.split), device=self.split.y.device), BATCH):
             images = self.split.inputs(index)
             images = images.to(kind) if images.is_floating_point() else images
             logits = self.method(images, self.split.task)
-            yield self.split.target.total_loss(logits, self.split.y[index]) / len(self.split)
+            yield self.split.target.total_loss(logits, self.split.y[index]) / divisor
 
     def _gradients(self, part: Tensor, *, again: bool = False) -> tuple[Tensor | None, ...]:
         """Return the gradient of a part of the loss; `again` if it is to be differentiated once more."""

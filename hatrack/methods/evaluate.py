@@ -24,7 +24,8 @@ class Score(NamedTuple):
     """What `evaluate` returns.
 
     Attributes:
-        loss: the mean loss: the cross-entropy, unless the task asks for another.
+        loss: the mean loss: the cross-entropy, unless the task asks for another. With class weights it is divided by the sum
+            of the weights of the examples, as in training and in `torch.nn.functional.cross_entropy(weight=...)`.
         accuracy: the share of the images that are classified correctly; of another target, its score.
     """
 
@@ -57,7 +58,8 @@ class Evaluation:
         self.method, self.split, self.wait = method, split, wait
         self.total = torch.zeros(2, dtype=torch.float64, device=split.y.device) if total is None else total
         self.batches = torch.split(torch.arange(len(split), device=split.y.device), batch)
-        self.add: Callable[[Tensor], Tensor] = wrap(self._add) if wrap else self._add
+        self.divisors = split.target.divisor(split.y) or 1, max(1, len(split))  # of the losses, and of the scores
+        self.add: Callable[[Tensor], Tensor] = wrap(self._add) if wrap and split.target.recordable else self._add
 
     def _add(self, index: Tensor) -> Tensor:
         """Add the loss and the number of correct answers of a batch to the total."""
@@ -79,8 +81,11 @@ class Evaluation:
             self.add_all()
         if self.wait:
             self.wait()
-        loss, right = (self.total / max(1, len(self.split))).tolist()
-        return Score(loss, right)
+        return self.score(self.total.tolist())
+
+    def score(self, total: Sequence[float]) -> Score:
+        """Return the means that belong to a total of losses and scores."""
+        return Score(*(value / count for value, count in zip(total, self.divisors, strict=True)))
 
     def add_all(self) -> None:
         """Add all batches to the total. Nothing is read from the device."""
@@ -135,7 +140,7 @@ class Evaluations:
         if self.wait:
             self.wait()
         found = zip(self.totals.tolist(), self.parts, strict=True)
-        return [Score(*(value / max(1, len(part.split)) for value in total)) for total, part in found]
+        return [part.score(total) for total, part in found]
 
     def forget_recordings(self) -> None:
         """Free the memory of what `wrap` recorded."""

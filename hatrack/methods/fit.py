@@ -8,7 +8,7 @@ from torch import nn
 
 from hatrack.regime import Regime
 from hatrack.tasks.task import Task
-from hatrack.text import is_held
+from hatrack.text import is_held, score_text
 
 if TYPE_CHECKING:
     from hatrack.methods.method import Method
@@ -46,6 +46,7 @@ class FitResult:
         flops: the floating-point operations of these steps; None if they were not counted.
         peak_bytes: the most memory that the fit took; None if it is not known.
         used: after each epoch, the share of the weights that finished tasks and this one use, if that is watched as well.
+        score: the name of the score that stands in place of the accuracy, "R²" for example; None: it is the accuracy.
 
     Example:
         >>> method = hr.Method(hr.Network(trunk, tasks=tasks))
@@ -67,6 +68,7 @@ class FitResult:
     flops: int | None = None
     peak_bytes: int | None = None
     used: list[float] = field(default_factory=list)
+    score: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values, as a saved state holds it; what is watched and the costs only if they are
@@ -77,7 +79,7 @@ class FitResult:
         best = self.epochs[self.best] if self.best < len(self.epochs) else None
         said = f"task {self.task}, {_count(len(self.epochs), 'epoch')}" + (f", best epoch {self.best + 1}" if best else "")
         accuracy = None if best is None else best.valid_accuracy
-        return f"FitResult({said}{'' if accuracy is None else f', validation accuracy {accuracy:.1%}'})"
+        return f"FitResult({said}{'' if accuracy is None else f', validation {score_text(self.score, accuracy)}'})"
 
 
 def _count(number: int, noun: str) -> str:
@@ -161,6 +163,11 @@ class LearnResult:
         return last.epochs[last.best].valid_accuracy if last and last.epochs else None
 
     @property
+    def score(self) -> str | None:
+        """The name of the score that `valid_accuracy` is, "R²" for example; None: it is the accuracy."""
+        return self.fits[-1].score if self.fits else None
+
+    @property
     def capacity(self) -> float | None:
         """The share of the network that finished tasks have taken, the mean over its layers."""
         taken = [share for layer, share in self.usage.items() if not is_held(layer)]
@@ -176,7 +183,7 @@ class LearnResult:
 
     def __str__(self) -> str:
         said = f"learned {self.task!r} " + (f"in {_count(self.epochs, 'epoch')}" if self.epochs else "without training")
-        said += "" if self.valid_accuracy is None else f", validation accuracy {self.valid_accuracy:.1%}"
+        said += "" if self.valid_accuracy is None else f", validation {score_text(self.score, self.valid_accuracy)}"
         said += f" (epoch {self.best_epoch})" if self.best_epoch else ""
         said += "" if self.capacity is None else f", {self.capacity:.0%} of the capacity taken"
         return said + (f", {_count(len(self.held), 'parameter')} held whole" if self.held else "")

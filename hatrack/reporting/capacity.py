@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from hatrack.experiments.record import Record
 from hatrack.inspection.capacity import Capacity
-from hatrack.reporting.drawing import MUTED, PALETTE, Drawing, LineStyle, accuracy_panel, cell_colours
+from hatrack.reporting.drawing import MUTED, PALETTE, Drawing, LineStyle, Scale, accuracy_panel, cell_colours
 from hatrack.reporting.elements import coloured_label, table, unbroken
 from hatrack.reporting.tables import Setting
 
@@ -33,7 +33,7 @@ def capacity_panel(setting: Setting, label: str) -> Figure | None:
         return None
     own, used = (100 * np.mean([getattr(one, name) for one in found], axis=0) for name in ("own", "used"))
     new = np.diff(used, prepend=0.0)
-    figure, axes = accuracy_panel(label, 2.2, 0.0)
+    figure, axes = accuracy_panel(label, 2.2, Scale(0.0))
     x = np.arange(len(own)) + 1
     axes.bar(x, new, color=NEW, width=0.72)
     axes.bar(x, own - new, bottom=new, color=REUSED, width=0.72)

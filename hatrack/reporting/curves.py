@@ -9,16 +9,18 @@ from matplotlib.ticker import MaxNLocator
 
 from hatrack.experiments.metrics import Matrix
 from hatrack.experiments.record import Record
-from hatrack.reporting.drawing import accuracy_panel, round_down, task_colours
+from hatrack.reporting.drawing import accuracy_panel, scale_for, task_colours
 from hatrack.reporting.tables import Setting
+from hatrack.text import is_percent
 
 BORDER = "#cbd2d9"  # of the lines where tasks begin
 
 
 def _fits(record: Record) -> list[tuple[int, Matrix, int]]:
-    """Return for every fit its task, the validation accuracy of every epoch in percent, and the best epoch."""
+    """Return for every fit its task, the validation accuracy of every epoch, in percent if it is one, and the best epoch."""
+    factor = 100 if is_percent(record.score) else 1
     return [
-        (curve.task, 100 * np.array([epoch.valid_accuracy for epoch in curve.epochs], dtype=np.float64), curve.best)
+        (curve.task, factor * np.array([epoch.valid_accuracy for epoch in curve.epochs], dtype=np.float64), curve.best)
         for curve in record.curves
         if curve.epochs
     ]
@@ -30,8 +32,9 @@ def training_curves(setting: Setting, label: str) -> Figure | None:
     fits = _fits(first)
     if not any(np.isfinite(values).any() for _, values, _ in fits):
         return None
-    everything = [values / 100 for group in setting.methods.values() for _, values, _ in _fits(group[0])]
-    figure, axes = accuracy_panel(label, 1.9, round_down(np.concatenate(everything)))
+    factor = 100 if is_percent(setting.score) else 1
+    everything = [values / factor for group in setting.methods.values() for _, values, _ in _fits(group[0])]
+    figure, axes = accuracy_panel(label, 1.9, scale_for(setting.score, np.concatenate(everything)))
     colours = task_colours(len(setting.tasks))
     start = 0
     for task, values, best in fits:
@@ -100,14 +103,14 @@ def watched_tasks(setting: Setting, label: str) -> Figure | None:
     if chosen is None:
         return None
     everything = [_learned(one[0]) for group in setting.methods.values() if (one := mean_watched(group))]
-    low = round_down(np.concatenate(everything))
+    scale = scale_for(setting.score, np.concatenate(everything))
     (accuracy, starts), seed = chosen
-    figure, axes = accuracy_panel(label, 2.2, low)
+    figure, axes = accuracy_panel(label, 2.2, scale)
     colours, x = task_colours(accuracy.shape[1]), np.arange(len(accuracy)) + 1
     every = max(1, round(len(starts) / 10))  # with many tasks, only some numbers are written
     for task, start in starts.items():
-        axes.plot(x[: start + 1], 100 * accuracy[: start + 1, task], color=colours[task], linewidth=0.8, alpha=0.35)
-        axes.plot(x[start:], 100 * accuracy[start:, task], color=colours[task], linewidth=1.6)
+        axes.plot(x[: start + 1], scale.factor * accuracy[: start + 1, task], color=colours[task], linewidth=0.8, alpha=0.35)
+        axes.plot(x[start:], scale.factor * accuracy[start:, task], color=colours[task], linewidth=1.6)
         axes.axvline(start + 0.5, color=BORDER, linewidth=0.6)
         if task % every == 0:
             place = axes.get_xaxis_transform()

@@ -17,7 +17,7 @@ from hatrack.experiments.metrics import Matrix
 from hatrack.methods import METHODS
 from hatrack.reporting.references import REFERENCES
 from hatrack.reporting.tables import Setting
-from hatrack.text import shorten
+from hatrack.text import is_percent, shorten
 
 TEXT, MUTED, GRID = "#1f2933", "#52606d", "#dde3e9"
 PALETTE = ("#D55E00", "#009E73", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9")  # of Okabe and Ito, for colour-blind readers
@@ -65,13 +65,46 @@ class Drawing:
     png: bytes
 
 
-def accuracy_panel(label: str, height: float, low: float) -> tuple[Figure, Axes]:
-    """Return one of several small figures of the same size and scale: accuracy from `low` (a fraction) to 100 %."""
+class Scale(NamedTuple):
+    """From where to where accuracies are drawn, or other scores.
+
+    Attributes:
+        low: the lower end, a fraction of 1.
+        high: the upper end.
+        percent: whether they are written in percent.
+    """
+
+    low: float
+    high: float = 1.0
+    percent: bool = True
+
+    @property
+    def factor(self) -> float:
+        """What values are multiplied with before they are drawn."""
+        return 100 if self.percent else 1
+
+    def text(self, value: float) -> str:
+        """Return a value as it is written."""
+        return f"{100 * value:.1f}" if self.percent else f"{value:.3f}"
+
+
+def scale_for(score: str, values: Matrix) -> Scale:
+    """Return the scale on which values of a score are drawn: accuracies up to 100 %, others as far as they go."""
+    if is_percent(score):
+        return Scale(round_down(values))
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    return Scale(low, high if high > low else low + 1, percent=False)
+
+
+def accuracy_panel(label: str, height: float, scale: Scale) -> tuple[Figure, Axes]:
+    """Return one of several small figures of the same size and scale."""
+    low, high, factor = scale.low, scale.high, scale.factor
     figure = Figure(figsize=(2.9, height))
     figure.subplots_adjust(left=0.135, right=0.965, bottom=0.48 / height, top=1 - 0.32 / height)
     axes = figure.add_subplot()
-    axes.set_ylim(100 * low, 100 + 6 * (1 - low))  # space for the markers at 100 %
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
+    axes.set_ylim(factor * low, factor * high + 0.06 * factor * (high - low))  # space for the markers at the top
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=scale.percent))
     axes.tick_params(labelsize=10, length=0)
     axes.set_title(shorten(label, 32), loc="left", fontsize=11, x=-0.13, pad=8)
     axes.xaxis.label.set_fontsize(10)
@@ -100,11 +133,11 @@ def task_colours(count: int) -> list[str]:
     return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0, 0.86, count))]
 
 
-def cell_colours(value: float, low: float, faded: bool = False) -> tuple[str, str]:
-    """Return the background of a cell that shows an accuracy, from pale at `low` to dark at 1, and its text colour."""
+def cell_colours(value: float, low: float, faded: bool = False, high: float = 1.0) -> tuple[str, str]:
+    """Return the background of a cell that shows an accuracy, from pale at `low` to dark at `high`, and its text colour."""
     if not np.isfinite(value):
         return "#ffffff", MUTED
-    position = np.clip((value - low) / max(1 - low, 1e-9), 0, 1)
+    position = np.clip((value - low) / max(high - low, 1e-9), 0, 1)
     colour = np.array(colormaps["YlGnBu"](0.03 + 0.87 * position)[:3])
     if faded:
         return to_hex(tuple(1 - 0.16 * (1 - colour))), MUTED

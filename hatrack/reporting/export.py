@@ -7,17 +7,15 @@ from typing import Literal
 
 from hatrack.experiments.statistics import leaders
 from hatrack.experiments.tuning_protocols import caution_of
-from hatrack.reporting.measures import MEASURES, MISSING, format_number, format_std, heading, spreadsheet_text
+from hatrack.reporting.measures import MISSING, format_number, format_std, heading, measures_of, spreadsheet_text
 from hatrack.reporting.tables import Setting, accuracies, changed_options, ranking, tuning_cautions
 from hatrack.text import printable
 
 Format = Literal["latex", "markdown", "csv"]
-SHOWN = [
-    m
-    for m in MEASURES
-    if m.key in ("accuracy", "learning", "forgetting", "intransigence", "without_task_id", "routed")
-    or m.key in ("forgetting_ratio", "parameters", "bytes", "steps", "flops")
-]
+SHOWN = (
+    *("accuracy", "learning", "forgetting", "intransigence", "without_task_id", "routed"),
+    *("forgetting_ratio", "parameters", "bytes", "steps", "flops"),
+)
 LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
          "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}  # fmt: skip
 
@@ -41,7 +39,8 @@ def _cells(setting: Setting) -> tuple[list[str], list[list[str]], set[int]]:
     rows, best = ranking(setting), leaders(accuracies(setting))
     changed = {row.label: changed_options(setting.methods[row.label][0]) for row in rows}
     options = list(dict.fromkeys(name for row in rows for name in changed[row.label]))
-    measures = [m for m in SHOWN if any(row.measures.get(m.key) for row in rows)]
+    known = [m for m in measures_of(setting.score) if m.key in SHOWN]
+    measures = [m for m in known if any(row.measures.get(m.key) for row in rows)]
     heads = ["method", *options, "n", *map(heading, measures)]
     body = []
     for row in rows:

@@ -19,17 +19,18 @@ from hatrack.reporting.drawing import (
     STYLE,
     Drawing,
     LineStyle,
+    Scale,
     accuracy_panel,
     cell_colours,
     render,
-    round_down,
+    scale_for,
     slugs,
     task_colours,
     text_colour,
 )
 from hatrack.reporting.references import REFERENCES, complete, counted_accuracy
 from hatrack.reporting.tables import Setting, ranking, ratios
-from hatrack.text import shorten
+from hatrack.text import is_percent, shorten
 
 MAX_LETTERS = 26  # of a name beside a line
 MAX_TASKS = 20  # in a matrix; of a longer sequence, evenly spaced tasks are shown
@@ -44,22 +45,25 @@ def draw(setting: Setting, prefix: str, styles: dict[str, LineStyle]) -> list[Dr
 
 def _figures(setting: Setting, prefix: str, styles: dict[str, LineStyle]) -> Iterator[Drawing]:
     order = [row.label for row in ranking(setting)]
+    factor, score = (100 if is_percent(setting.score) else 1), setting.score
     accuracy = {
-        name: [100 * metrics.average_accuracies(counted_accuracy(record)) for record in setting.methods[name]]
+        name: [factor * metrics.average_accuracies(counted_accuracy(record)) for record in setting.methods[name]]
         for name in order
     }
-    figure = draw_lines(_without_distant_guessing(setting, accuracy), styles, "average accuracy, %", least=4)
-    yield render("accuracy", "", f"{prefix}-accuracy", figure, "Average accuracy on the tasks so far against tasks learned")
+    figure = draw_lines(
+        _without_distant_guessing(setting, accuracy), styles, axis_title(setting, "average {score}"), least=0.04 * factor
+    )
+    yield render("accuracy", "", f"{prefix}-accuracy", figure, f"Average {score} on the tasks so far against tasks learned")
     if ratio := _ratios(setting, order):
         lines = _without_distant_guessing(setting, ratio)
         figure = draw_lines(lines, styles, "forgetting ratio ρ≤t", least=0.04)  # noqa: RUF001
         yield render("ratio", "", f"{prefix}-forgetting-ratio", figure, "Forgetting ratio against tasks learned")
     panels: dict[str, tuple[Callable[[Setting, str], Figure | None], str]] = {
-        "tasks": (_tasks, "the accuracy on every task as further tasks are learned"),
-        "matrix": (_matrix, "accuracy on every task after learning each task"),
+        "tasks": (_tasks, f"the {score} on every task as further tasks are learned"),
+        "matrix": (_matrix, f"{score} on every task after learning each task"),
         "capacity": (capacity_panel, "what each task uses of the weights"),
-        "training": (training_curves, "validation accuracy in every epoch"),
-        "watched": (watched_tasks, "accuracy on every task after each epoch"),
+        "training": (training_curves, f"validation {score} in every epoch"),
+        "watched": (watched_tasks, f"{score} on every task after each epoch"),
     }
     for kind, (panel, what) in panels.items():
         for name, file in zip(order, slugs(order), strict=True):
@@ -171,8 +175,9 @@ def move_apart(heights: list[float], gap: float, top: float) -> list[float]:
 
 def _tasks(setting: Setting, label: str) -> Figure:
     """Draw a line per task, from when it was learned to the end; it starts with the number of the task."""
-    values = 100 * mean_matrix(setting.methods[label])
-    figure, axes = accuracy_panel(label, 2.2, scale_minimum(setting))
+    scale = scale_of(setting)
+    values = scale.factor * mean_matrix(setting.methods[label])
+    figure, axes = accuracy_panel(label, 2.2, scale)
     _count_tasks(axes, len(values))
     every = max(1, round(len(values) / 10))  # with many tasks, only some numbers are written
     for k, colour in enumerate(task_colours(len(values))):
@@ -189,11 +194,17 @@ def mean_matrix(records: list[Record]) -> Matrix:
     return np.mean([counted_accuracy(record) for record in records], axis=0)  # type: ignore[no-any-return]
 
 
-def scale_minimum(setting: Setting) -> float:
-    """Return where scales and colours start: below the lowest accuracy on a learned task, without the reference `random`."""
+def axis_title(setting: Setting, text: str) -> str:
+    """Return the title of an axis: the text, with the name of the score in it, and its unit."""
+    return text.format(score=setting.score) + (", %" if is_percent(setting.score) else "")
+
+
+def scale_of(setting: Setting) -> Scale:
+    """Return the scale of figures and colours: from below the lowest accuracy on a learned task, without the reference
+    `random`."""
     groups = [group for name, group in setting.methods.items() if not _is_random(setting, name)]
     matrices = map(mean_matrix, groups or setting.methods.values())
-    return round_down(np.concatenate([matrix[np.tril_indices(len(matrix))] for matrix in matrices]))
+    return scale_for(setting.score, np.concatenate([matrix[np.tril_indices(len(matrix))] for matrix in matrices]))
 
 
 def shown_tasks(tasks: int) -> list[int]:
@@ -203,7 +214,7 @@ def shown_tasks(tasks: int) -> list[int]:
 
 def _matrix(setting: Setting, label: str) -> Figure:
     """Draw the accuracy matrix as a heat map."""
-    shown, low = shown_tasks(len(setting.tasks)), scale_minimum(setting)
+    shown, scale = shown_tasks(len(setting.tasks)), scale_of(setting)
     values = mean_matrix(setting.methods[label])[np.ix_(shown, shown)]
     names = [shorten(setting.tasks[k], 18) for k in shown]
     count = len(shown)
@@ -211,9 +222,9 @@ def _matrix(setting: Setting, label: str) -> Figure:
     axes = figure.add_subplot()
     axes.set(xlim=(0, count), ylim=(count, 0), title=shorten(label, 12 + 7 * count))
     for (t, i), value in np.ndenumerate(values):
-        background, colour = cell_colours(value, low, faded=i > t)
+        background, colour = cell_colours(value, scale.low, i > t, scale.high)
         axes.fill_between([i, i + 1], t, t + 1, color=background, edgecolor="white", linewidth=1)
-        text = f"{100 * value:.1f}" if np.isfinite(value) else ""
+        text = scale.text(value) if np.isfinite(value) else ""
         axes.text(i + 0.5, t + 0.5, text, color=colour, ha="center", va="center", fontsize=9)
     axes.grid(False)
     axes.spines[:].set_visible(False)
@@ -221,5 +232,5 @@ def _matrix(setting: Setting, label: str) -> Figure:
     axes.set_xticks(np.arange(count) + 0.5, names, rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(np.arange(count) + 0.5, names)
     axes.set_ylabel("after learning")
-    axes.set_xlabel("accuracy on, %")
+    axes.set_xlabel(axis_title(setting, "{score} on"))
     return figure

@@ -7,7 +7,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from hatrack.text import is_percent
+
 MISSING = "—"
+OF_CLASSES = ("without_task_id", "routed")  # measures that only classes have
 
 
 class Measure(NamedTuple):
@@ -158,10 +161,32 @@ MEASURES = (
 )
 
 
-def shown_measures(rows: Iterable[Mapping[str, Any]]) -> list[Measure]:
+def measures_of(score: str) -> tuple[Measure, ...]:
+    """Return all measures, with the name of the score that stands in place of the accuracy."""
+    return MEASURES if score == "accuracy" else tuple(_of(score, measure) for measure in MEASURES)
+
+
+def measure_of(score: str, key: str) -> Measure:
+    """Return the measure with this key, see `measures_of`."""
+    return next(measure for measure in measures_of(score) if measure.key == key)
+
+
+def _of(score: str, measure: Measure) -> Measure:
+    if measure.key in OF_CLASSES:
+        return measure
+    meaning = measure.meaning.replace("accuracy", score)
+    if measure.key == "accuracy":
+        meaning = f"The {score} on test data after the last task was learned, averaged over all tasks."
+    named = measure._replace(title=measure.title.replace("accuracy", score), meaning=meaning)
+    if is_percent(score) or measure.unit != "%":
+        return named._replace(short=measure.short.replace("accuracy", score))
+    return named._replace(short=measure.short.replace("accuracy", score).removesuffix(" %"), unit="ratio")
+
+
+def shown_measures(rows: Iterable[Mapping[str, Any]], score: str = "accuracy") -> list[Measure]:
     """Return the columns of a table: all measures but the optional ones that no row has a value of."""
     found = list(rows)
-    return [m for m in MEASURES if not m.optional or any(row.get(m.key) for row in found)]
+    return [m for m in measures_of(score) if not m.optional or any(row.get(m.key) for row in found)]
 
 
 class MeanStd(NamedTuple):

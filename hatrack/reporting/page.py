@@ -6,15 +6,16 @@ from html import escape
 from pathlib import Path
 
 from hatrack.reporting.capacity import capacity_part
-from hatrack.reporting.drawing import Drawing, LineStyle, cell_colours
+from hatrack.reporting.drawing import Drawing, LineStyle, Scale, cell_colours
 from hatrack.reporting.elements import cell, coloured_label, escaped, table, unbroken
-from hatrack.reporting.figures import mean_matrix, scale_minimum, shown_tasks
+from hatrack.reporting.figures import mean_matrix, scale_of, shown_tasks
 from hatrack.reporting.measures import MISSING, Measure, heading, shown_measures
 from hatrack.reporting.page_by_task import by_task_tables
 from hatrack.reporting.page_costs import costs_part, left_out_note
 from hatrack.reporting.page_differences import differences_part
 from hatrack.reporting.tables import Row, Setting, option_text, ranking
 from hatrack.reporting.words import caution, count_text, reference_commands, summary
+from hatrack.text import is_percent
 
 STYLE = Path(__file__).with_name("style.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # nothing may be loaded or run
@@ -42,13 +43,31 @@ def page(settings: list[Setting], drawings: list[list[Drawing]], styles: dict[st
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">',
         f"<title>hatrack report: {escaped(title)}</title>",
         f"<style>\n{STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>",
-        "<header><p>hatrack report</p><h1>Accuracy and forgetting</h1></header>\n<main>",
+        f"<header><p>hatrack report</p><h1>{_capital(_common_score(settings))} and forgetting</h1></header>\n<main>",
         _contents(settings) if len(settings) > 1 else "",
         *sections,
         _glossary(settings),
         "</main>\n<footer><p>This page was made from the records alone. In the same folder, table.csv and by_task.csv "
         "have all digits of every number, and figures/ has every figure as PNG.</p></footer>\n</body>\n</html>\n",
     ])  # fmt: skip
+
+
+def _common_score(settings: list[Setting]) -> str:
+    """Return the name of the score of all settings: that of the first, or the accuracy if they differ."""
+    return settings[0].score if len({setting.score for setting in settings}) == 1 else "accuracy"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _named(title: str, score: str) -> str:
+    """Return a title with the name of the score in place of the accuracy."""
+    return title.replace("accuracy", score).replace("Accuracy", _capital(score))
+
+
+def _unit(setting: Setting) -> str:
+    return ", in percent" if is_percent(setting.score) else ""
 
 
 def _contents(settings: list[Setting]) -> str:
@@ -62,20 +81,21 @@ def _section(index: int, setting: Setting, drawings: list[Drawing], styles: dict
     """Return the section of one setting."""
     rows, anchor = ranking(setting), f"setting-{index}"
     bodies = {
-        "ranking": _ranking(rows, styles) + left_out_note(setting) + _missing_references(setting),
+        "ranking": _ranking(rows, styles, setting.score) + left_out_note(setting) + _missing_references(setting),
         "differences": differences_part(setting, styles),
         "costs": costs_part(rows, styles),
         "progress": _average_accuracy(drawings),
         "by-task": by_task_tables(setting, styles),
-        "tasks": _accuracy_by_task(drawings),
+        "tasks": _accuracy_by_task(setting, drawings),
         "matrices": _matrices(setting, [row.label for row in rows], styles),
         "capacity": capacity_part(setting, [row.label for row in rows], drawings, styles),
         "training": _training(setting, drawings),
         "run": _setup(setting) + _tasks(setting),
     }
-    links = "".join(f'<a href="#{anchor}-{part}">{PARTS[part]}</a> ' for part, body in bodies.items() if body)
+    titles = {part: _named(title, setting.score) for part, title in PARTS.items()}
+    links = "".join(f'<a href="#{anchor}-{part}">{titles[part]}</a> ' for part, body in bodies.items() if body)
     warning = f'<p class="caution">{escape(caution(setting))}</p>' if caution(setting) else ""
-    parts = [f'<h3 id="{anchor}-{part}">{PARTS[part]}</h3>\n{body}' for part, body in bodies.items() if body]
+    parts = [f'<h3 id="{anchor}-{part}">{titles[part]}</h3>\n{body}' for part, body in bodies.items() if body]
     return "\n".join([
         f'<section id="{anchor}">\n<h2>{escaped(setting.title)}</h2>',
         f'<p class="summary">{escape(summary(setting))}</p>\n{warning}\n<nav class="parts">{links}</nav>',
@@ -84,9 +104,9 @@ def _section(index: int, setting: Setting, drawings: list[Drawing], styles: dict
     ])  # fmt: skip
 
 
-def _ranking(rows: list[Row], styles: dict[str, LineStyle]) -> str:
+def _ranking(rows: list[Row], styles: dict[str, LineStyle], score: str) -> str:
     """Return the table of all measures, with the references below the methods."""
-    measures = [m for m in shown_measures(row.measures for row in rows) if m.part == "ranking"]
+    measures = [m for m in shown_measures((row.measures for row in rows), score) if m.part == "ranking"]
     heads = ['<th scope="col">Method</th><th scope="col">Seeds</th>']
     for m in measures:
         unit = heading(m).removeprefix(m.title)
@@ -98,7 +118,7 @@ def _ranking(rows: list[Row], styles: dict[str, LineStyle]) -> str:
             name = f'<th scope="rowgroup" colspan="{2 + len(measures)}"><span>References, not ranked</span></th>'
             group.insert(0, f'<tr class="group">{name}</tr>')
         bodies.append(f"<tbody>{''.join(group)}</tbody>" if group else "")
-    text = "The numbers are mean ± standard deviation over seeds. The method with the best average accuracy comes first."
+    text = f"The numbers are mean ± standard deviation over seeds. The method with the best average {score} comes first."
     return f"<p>{text}</p>" + table(heads, bodies, "ranking")
 
 
@@ -126,62 +146,67 @@ def _average_accuracy(drawings: list[Drawing]) -> str:
     return f"<p>{text}</p>" + _grid(drawings, "accuracy", "ratio")
 
 
-def _accuracy_by_task(drawings: list[Drawing]) -> str:
+def _accuracy_by_task(setting: Setting, drawings: list[Drawing]) -> str:
     text = "Each line is a task. It starts, with the number of the task, when the task is learned; where it falls, the task "
-    text += "is being forgotten. The values are accuracies in percent, averaged over seeds, on the same scale in all panels."
+    what = "accuracies in percent" if setting.score == "accuracy" else f"those of the {setting.score}{_unit(setting)}"
+    text += f"is being forgotten. The values are {what}, averaged over seeds, on the same scale in all panels."
     return f"<p>{text}</p>" + _grid(drawings, "tasks")
 
 
 def _matrices(setting: Setting, labels: list[str], styles: dict[str, LineStyle]) -> str:
     """Return all accuracy matrices as tables with the same scale of colours."""
-    shown, low = shown_tasks(len(setting.tasks)), scale_minimum(setting)
+    shown, scale = shown_tasks(len(setting.tasks)), scale_of(setting)
     some = "" if len(shown) == len(setting.tasks) else f" {len(shown)} of {len(setting.tasks)} tasks are shown."
-    steps = [low + (1 - low) * k / 5 for k in range(6)]
-    scale = "".join(_coloured(f"{100 * v:.0f}", v, low, "span") for v in steps)
-    text = "Each row shows the accuracy on all tasks after one task was learned; each column shows how the accuracy on one "
-    text += f"task changes. The values are in percent, averaged over seeds; pale cells are tasks not learned yet.{some}"
-    tables = "".join(_matrix(setting, label, shown, low, styles) for label in labels)
+    steps = [scale.low + (scale.high - scale.low) * k / 5 for k in range(6)]
+    ends = [f"{100 * v:.0f}" if scale.percent else scale.text(v) for v in steps]
+    colours = "".join(_coloured(text, v, scale, "span") for text, v in zip(ends, steps, strict=True))
+    score, unit = setting.score, "in percent, averaged" if scale.percent else "averaged"
+    text = f"Each row shows the {score} on all tasks after one task was learned; each column shows how the {score} on one "
+    text += f"task changes. The values are {unit} over seeds; pale cells are tasks not learned yet.{some}"
+    tables = "".join(_matrix(setting, label, shown, scale, styles) for label in labels)
     count = len(shown)  # it decides the width of a matrix on a screen and on paper, and the size of its letters there
     sizes = f"--wide:{150 + 62 * count}px;--narrow:{90 + 36 * count}px;--letters:{min(8.5, 120 / count):.1f}pt"
-    return f'<p>{text}</p><p class="scale">{scale}</p><div class="grid matrices" style="{sizes}">{tables}</div>'
+    return f'<p>{text}</p><p class="scale">{colours}</p><div class="grid matrices" style="{sizes}">{tables}</div>'
 
 
-def _matrix(setting: Setting, label: str, shown: list[int], low: float, styles: dict[str, LineStyle]) -> str:
+def _matrix(setting: Setting, label: str, shown: list[int], scale: Scale, styles: dict[str, LineStyle]) -> str:
     values = mean_matrix(setting.methods[label])
     heads = ["<td>after</td>", *(f'<th scope="col">{unbroken(setting.tasks[i])}</th>' for i in shown)]
     rows = []
     for t in shown:
-        cells = [_coloured(_percent(values[t, i]), values[t, i], low, "td", faded=i > t) for i in shown]
+        cells = [_coloured(_value(values[t, i], scale), values[t, i], scale, "td", faded=i > t) for i in shown]
         rows.append(f'<tr><th scope="row">{unbroken(setting.tasks[t], 18)}</th>{"".join(cells)}</tr>')
     return table(heads, ["<tbody>", *rows, "</tbody>"], "matrix", coloured_label(label, styles))
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}" if math.isfinite(value) else MISSING
+def _value(value: float, scale: Scale) -> str:
+    return scale.text(value) if math.isfinite(value) else MISSING
 
 
-def _coloured(text: str, value: float, low: float, tag: str, faded: bool = False) -> str:
-    background, colour = cell_colours(value, low, faded)
+def _coloured(text: str, value: float, scale: Scale, tag: str, faded: bool = False) -> str:
+    background, colour = cell_colours(value, scale.low, faded, scale.high)
     return f'<{tag} style="background:{background};color:{colour}">{text}</{tag}>'
 
 
 def _training(setting: Setting, drawings: list[Drawing]) -> str:
     if not any(d.kind == "training" for d in drawings):
-        return "<p>The records hold no validation accuracies.</p>" + _watched(drawings)
-    text = f"The accuracy on validation data in every epoch, in percent, at seed {setting.seeds[0]} unless the panel names "
-    text += "another. Each task has the same colour as above; a dot marks the epoch whose weights were kept."
+        return "<p>The records hold no validation accuracies.</p>" + _watched(setting, drawings)
+    text = f"The {setting.score} on validation data in every epoch{_unit(setting)}, at seed {setting.seeds[0]} unless the "
+    text += "panel names another. Each task has the same colour as above; a dot marks the epoch whose weights were kept."
     if setting.reference("joint", setting.seeds[0]):
         text += " With every task, joint training starts again from the initial weights, on the data of all tasks so far."
-    return f"<p>{text}</p>" + _grid(drawings, "training") + _watched(drawings)
+    return f"<p>{text}</p>" + _grid(drawings, "training") + _watched(setting, drawings)
 
 
-def _watched(drawings: list[Drawing]) -> str:
+def _watched(setting: Setting, drawings: list[Drawing]) -> str:
     """Return the figures of the accuracy on every task after each epoch; empty if no run measured it."""
     if not any(d.kind == "watched" for d in drawings):
         return ""
-    text = "The accuracy on the test data of every task after each epoch, in percent, averaged over seeds unless the panel "
-    text += "names one, because its seeds took different numbers of epochs. A task's line is pale until the task is being "
-    text += "learned; there, a vertical line and the number of the task mark its first epoch."
+    text = f"The {setting.score} on the test data of every task after each epoch{_unit(setting)}, averaged over seeds "
+    text += (
+        "unless the panel names one, because its seeds took different numbers of epochs. A task's line is pale until the "
+    )
+    text += "task is being learned; there, a vertical line and the number of the task mark its first epoch."
     return f"<p>{text}</p>" + _grid(drawings, "watched")
 
 
@@ -219,18 +244,21 @@ def _options(options: Mapping[str, object], before: str = "", after: str = "") -
 def _tasks(setting: Setting) -> str:
     """Return the table of tasks, as they are at the first seed."""
     tasks = setting.records[0].tasks
-    heads = [f'<th scope="col">{title}</th>' for title in ("#", "Task", "classes", "training", "validation", "test")]
+    extra = ["score"] if any(task.score for task in tasks) else []
+    heads = [f'<th scope="col">{title}</th>' for title in ("#", "Task", "classes", "training", "validation", "test", *extra)]
     rows = []
     for k in shown_tasks(len(tasks)):
         task = tasks[k]
         counts = (task.classes, task.train, task.valid, task.test)
         cells = "".join(f"<td>{MISSING if count is None else count}</td>" for count in counts)
+        cells += f"<td>{escaped(task.score or 'accuracy')}</td>" if extra else ""
         rows.append(f'<tr><td>{k + 1}</td><th scope="row">{escaped(task.name)}</th>{cells}</tr>')
     note = f"<p>The tasks depend on the seed. These are the tasks of seed {setting.spec.seed}.</p>"
     return ("" if setting.same_tasks else note) + table(heads, ["<tbody>", *rows, "</tbody>"], "tasks")
 
 
 def _glossary(settings: list[Setting]) -> str:
-    shown = shown_measures(row.measures for setting in settings for row in ranking(setting))
+    rows = (row.measures for setting in settings for row in ranking(setting))
+    shown = shown_measures(rows, _common_score(settings))
     items = "".join(f'<dt id="measure-{m.key}">{m.title}</dt><dd>{escape(m.meaning)}</dd>\n' for m in shown)
     return f'<section id="glossary"><h2>What the measures mean</h2>\n<dl class="glossary">{items}</dl></section>'

@@ -7,15 +7,15 @@ from hatrack.experiments.record import Record
 from hatrack.experiments.statistics import FEWEST, Difference, compare, leaders
 from hatrack.reporting.drawing import LineStyle
 from hatrack.reporting.elements import coloured_label, escaped, table
-from hatrack.reporting.measures import MISSING, format_number
+from hatrack.reporting.measures import MISSING, Measure, format_number, measure_of
 from hatrack.reporting.references import REFERENCES
 from hatrack.reporting.tables import Setting, accuracies, tuning_cautions
-from hatrack.reporting.words import ACCURACY, count_text, join_names
+from hatrack.reporting.words import count_text, join_names
 
 MOST = 45  # pairs in the table: those of ten methods
 CHANCE = 1.1  # times the accuracy of guessing: a method below it has learned nothing
 TEXT = (
-    "Average accuracy at the end, compared at the seeds that two methods share, in percentage points. The first interval is "
+    "{title} at the end, compared at the seeds that two methods share{unit}. The first interval is "
     "Student's, with 95 %; the second resamples the seeds, which makes it too narrow if there are few. Both are for a pair "
     "by itself. The p-value is of the paired t-test, corrected after Holm for all pairs: under 0.05 the first is ahead, "
     "otherwise they are tied, which means that no difference is shown."
@@ -36,16 +36,18 @@ def differences_part(setting: Setting, styles: dict[str, LineStyle]) -> str:
     some = (
         f" {len(largest)} of {len(found)} pairs are shown, those with the best methods first." if len(found) > MOST else ""
     )
-    body = "".join(_row(difference, styles) for difference in largest)
-    return f"<p>{TEXT}{some}</p>" + table(heads, [f"<tbody>{body}</tbody>"], "ranking") + notes
+    measure = measure_of(setting.score, "accuracy")
+    body = "".join(_row(difference, styles, measure) for difference in largest)
+    text = TEXT.format(title=measure.title, unit=", in percentage points" if measure.unit == "%" else "")
+    return f"<p>{text}{some}</p>" + table(heads, [f"<tbody>{body}</tbody>"], "ranking") + notes
 
 
-def _row(difference: Difference, styles: dict[str, LineStyle]) -> str:
+def _row(difference: Difference, styles: dict[str, LineStyle], measure: Measure) -> str:
     few = len(difference.seeds) < FEWEST
     cells = [
-        _points(difference.mean),
-        _interval(difference.interval),
-        _interval(difference.bootstrap),
+        _points(measure, difference.mean),
+        _interval(measure, difference.interval),
+        _interval(measure, difference.bootstrap),
         f"{difference.wins} of {len(difference.seeds)} seeds",
         MISSING if few else f"{difference.p:.3f}" if difference.p >= 0.001 else "&lt; 0.001",
         difference.verdict,
@@ -54,12 +56,12 @@ def _row(difference: Difference, styles: dict[str, LineStyle]) -> str:
     return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in (second, *cells))}</tr>\n'
 
 
-def _points(value: float) -> str:
-    return format_number(ACCURACY, value) if math.isfinite(value) else MISSING
+def _points(measure: Measure, value: float) -> str:
+    return format_number(measure, value) if math.isfinite(value) else MISSING
 
 
-def _interval(interval: tuple[float, float]) -> str:
-    return MISSING if math.isnan(interval[0]) else f"{_points(interval[0])} to {_points(interval[1])}"
+def _interval(measure: Measure, interval: tuple[float, float]) -> str:
+    return MISSING if math.isnan(interval[0]) else " to ".join(_points(measure, value) for value in interval)
 
 
 def cautions(setting: Setting) -> list[str]:
@@ -85,9 +87,13 @@ def _same(one: Record, two: Record) -> bool:
 
 
 def _other_scores(setting: Setting) -> list[str]:
-    """Return a sentence if "accuracy" stands for other scores of some tasks."""
-    others = [f"{task.score} of {task.name!r}" for task in setting.records[0].tasks if task.score]
-    return [f"What is called accuracy here is the {join_names(others)}."] if others else []
+    """Return a sentence if the tasks have different scores, whose mean says little."""
+    scores = [f"{task.score or 'accuracy'} of {task.name!r}" for task in setting.records[0].tasks]
+    return (
+        [f"The score is the {join_names(scores)}: a mean of them is of numbers of different kinds."]
+        if (setting.score == "score" and len({task.score for task in setting.records[0].tasks}) > 1)
+        else []
+    )
 
 
 def _at_chance(record: Record) -> bool:

@@ -16,12 +16,10 @@ from rich.text import Text
 
 from hatrack.experiments.record import Record
 from hatrack.reporting.drawing import LINES, MARKERS, PALETTE, STYLE, text_colour
-from hatrack.reporting.measures import MEASURES, MISSING, Measure, format_number, format_std, mean_std, spreadsheet_text
+from hatrack.reporting.measures import MISSING, Measure, format_number, format_std, mean_std, measure_of, spreadsheet_text
 from hatrack.text import printable
 
-VALID = Measure("valid_accuracy", "Average accuracy on validation data", "%", "", short="validation %")
-TABLE = (VALID, *(measure for measure in MEASURES if measure.key in ("accuracy", "forgetting")))
-SHOWN = (TABLE[0], TABLE[-1])  # in the picture: options are chosen by validation data
+VALID = "valid_accuracy"  # the key of the measure by which options are chosen
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,19 @@ class Response:
     axes: dict[str, list[str]]
     records: dict[tuple[str, ...], list[Record]]
 
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """The columns of the table: the accuracy, or another score, on validation and on test data, and the forgetting."""
+        score = next((record.score for group in self.records.values() for record in group), "accuracy")
+        tested, forgetting = measure_of(score, "accuracy"), measure_of(score, "forgetting")
+        short = "validation %" if tested.unit == "%" else "validation"
+        return Measure(VALID, f"{tested.title} on validation data", tested.unit, "", short=short), tested, forgetting
+
+    @property
+    def shown(self) -> tuple[Measure, ...]:
+        """The measures in the picture: options are chosen by validation data."""
+        return self.measures[0], self.measures[-1]
+
     def values(self, measure: Measure, point: tuple[str, ...]) -> list[float]:
         """Return a measure at a combination of values, a number per seed."""
         return [value(record, measure) for record in self.records.get(point, [])]
@@ -45,17 +56,17 @@ class Response:
 
 def value(record: Record, measure: Measure) -> float:
     """Return a measure of a record."""
-    return record.valid_average if measure is VALID else record.summary[measure.key]
+    return record.valid_average if measure.key == VALID else record.summary[measure.key]
 
 
 def response_table(response: Response) -> Table:
     """Return the table of the grid for the terminal, a line per combination."""
     title = Text(f"{response.title}: mean ± standard deviation over n seeds")
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for name in (*response.axes, "n", *(measure.short or measure.title for measure in TABLE)):
+    for name in (*response.axes, "n", *(measure.short or measure.title for measure in response.measures)):
         table.add_column(Text(name), justify="right")
     for point in product(*response.axes.values()):
-        cells = [(measure, mean_std(response.values(measure, point))) for measure in TABLE]
+        cells = [(measure, mean_std(response.values(measure, point))) for measure in response.measures]
         texts = [f"{format_number(m, s.mean)} {format_std(m, s)}".strip() if s else MISSING for m, s in cells]
         table.add_row(*map(Text, point), str(len(response.records.get(point, []))), *texts)
     return table
@@ -65,10 +76,10 @@ def response_csv(response: Response) -> str:
     """Return the grid with all digits, a line per run."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*response.axes, "seed", *(measure.key for measure in TABLE)])
+    writer.writerow([*response.axes, "seed", *(measure.key for measure in response.measures)])
     for point, records in response.records.items():
         for record in records:
-            values = [value(record, measure) for measure in TABLE]
+            values = [value(record, measure) for measure in response.measures]
             writer.writerow([*map(spreadsheet_text, point), record.spec.seed, *values])
     return out.getvalue()
 
@@ -77,8 +88,8 @@ def draw_response(response: Response) -> bytes:
     """Return the picture of the grid as PNG: two coloured tables if two options were varied, else lines with error bars."""
     with style.context(["default", STYLE]):
         figure = Figure(figsize=(10, 4.2), layout="constrained")
-        panels = figure.subplots(1, len(SHOWN))
-        for axes, measure in zip(panels, SHOWN, strict=True):
+        panels = figure.subplots(1, len(response.shown))
+        for axes, measure in zip(panels, response.shown, strict=True):
             (_draw_table if len(response.axes) == 2 else _draw_lines)(axes, response, measure)
         figure.suptitle(printable(response.title), fontsize=12, x=0.02, ha="left")
         out = io.BytesIO()
@@ -99,7 +110,7 @@ def _draw_lines(axes: Axes, response: Response, measure: Measure) -> None:
             range(len(values)), means, errors, label=name, capsize=3, color=PALETTE[k % len(PALETTE)],
             linestyle=LINES[k // len(PALETTE) % len(LINES)], marker=MARKERS[k % len(MARKERS)],
         )  # fmt: skip
-    if others and measure is SHOWN[-1]:
+    if others and measure == response.shown[-1]:
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.02, 1))
     _label(axes, measure, first, values)
 

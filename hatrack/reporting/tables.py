@@ -27,6 +27,7 @@ from hatrack.reporting.measures import (
     format_number,
     format_std,
     mean_std,
+    measures_of,
     shown_measures,
     spreadsheet_text,
 )
@@ -80,6 +81,11 @@ class Setting:
     def records(self) -> list[Record]:
         """All records, method by method."""
         return [record for group in self.methods.values() for record in group]
+
+    @property
+    def score(self) -> str:
+        """The name of what stands in place of the accuracy, see `Record.score`."""
+        return self.records[0].score
 
     @property
     def spec(self) -> Spec:
@@ -253,7 +259,7 @@ def missing_references(setting: Setting) -> dict[str, list[int]]:
 def ranking(setting: Setting) -> list[Row]:
     """Return a row per method, the best average accuracy first; the references come last."""
     rows = [_row(setting, name, records) for name, records in setting.methods.items()]
-    none = MeanStd(-1, None, 0)
+    none = MeanStd(-math.inf, None, 0)
     return sorted(rows, key=lambda row: (row.reference, -(row.measures["accuracy"] or none).mean, row.label))
 
 
@@ -290,7 +296,7 @@ def terminal(setting: Setting) -> Table:
                   box=box.SIMPLE, padding=(0, 1, 0, 0))  # fmt: skip
     table.add_column("method", overflow="fold", min_width=11)
     table.add_column("n", justify="right")
-    shown = [measure for measure in MEASURES if measure.short]
+    shown = [measure for measure in measures_of(setting.score) if measure.short]
     for measure in shown:
         table.add_column(measure.short, justify="right", no_wrap=True)
     rows = ranking(setting)

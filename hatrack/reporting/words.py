@@ -13,13 +13,12 @@ from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
 from hatrack.options import parameters
 from hatrack.regime import Regime
-from hatrack.reporting.measures import MEASURES, format_number
+from hatrack.reporting.measures import format_number, measure_of
 from hatrack.reporting.references import REFERENCES
 from hatrack.reporting.tables import Row, Setting, accuracies, missing_references, option_text, ranking
 from hatrack.text import printable
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-ACCURACY = next(m for m in MEASURES if m.key == "accuracy")
 RUN_OPTIONS = (  # beside those of regime, benchmark and network
     "heads",
     "init",
@@ -52,8 +51,8 @@ def summary(setting: Setting) -> str:
     several = len(setting.tasks) > 1
     sentences = [
         _what_was_run(setting, rows, ranked),
-        _forgetting(ranked, len(setting.tasks)) if several else "With a single task, nothing can be forgotten.",
-        _accuracy(setting, rows, "average accuracy" if several else "accuracy"),
+        _forgetting(setting, ranked) if several else "With a single task, nothing can be forgotten.",
+        _accuracy(setting, rows, f"average {setting.score}" if several else setting.score),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
 
@@ -71,7 +70,7 @@ def _what_was_run(setting: Setting, rows: list[Row], ranked: list[Row]) -> str:
     return f"A network ({printable(setting.spec.network)}) was trained on {tasks} with {with_what}, {seeds_text}{each}."
 
 
-def _forgetting(ranked: list[Row], tasks: int) -> str:
+def _forgetting(setting: Setting, ranked: list[Row]) -> str:
     """Return, for example: After six tasks, the average forgetting is 16.3 percentage points for sgd; 0.0 for hat."""
     found = [(row.label, value.mean) for row in ranked if (value := row.measures["forgetting"])]
     found.sort(key=lambda pair: (-pair[1], pair[0]))
@@ -79,10 +78,12 @@ def _forgetting(ranked: list[Row], tasks: int) -> str:
         return ""
     first, *others = found
     listed = [first, *(others if len(others) < 4 else others[-1:])]  # of many methods, the two extremes
-    same = groupby(listed, key=lambda pair: format_number(ACCURACY, pair[1]))
+    measure = measure_of(setting.score, "accuracy")
+    same = groupby(listed, key=lambda pair: format_number(measure, pair[1]))
     values = [(value, join_names([name for name, _ in group])) for value, group in same]
-    parts = [f"{value}{'' if k else ' percentage points'} for {names}" for k, (value, names) in enumerate(values)]
-    return f"After {count_text(tasks, 'task')}, the average forgetting is {'; '.join(parts)}."
+    unit = " percentage points" if measure.unit == "%" else ""
+    parts = [f"{value}{'' if k else unit} for {names}" for k, (value, names) in enumerate(values)]
+    return f"After {count_text(len(setting.tasks), 'task')}, the average forgetting is {'; '.join(parts)}."
 
 
 def _accuracy(setting: Setting, rows: list[Row], measure: str) -> str:
@@ -94,21 +95,28 @@ def _accuracy(setting: Setting, rows: list[Row], measure: str) -> str:
     values = accuracies(setting)
     best = leaders(values) if len(ranked) > 1 else []
     few = [name for name in ranked if len(values[name]) < FEWEST]
-    shown = {name: f"{format_number(ACCURACY, mean)} %" for name, mean in means.items()}
+    shown = {name: with_unit(setting.score, mean) for name, mean in means.items()}
+    article = "an" if measure[0] in "aR" else "a"
     if len(best) == 1 and len(ranked) - len(few) > 1:
-        first = f"{best[0]} is ahead of all other methods, with an {measure} of {shown[best[0]]}"
+        first = f"{best[0]} is ahead of all other methods, with {article} {measure} of {shown[best[0]]}"
         first += "" if best[0] == ranked[0] else " (methods are compared at the seeds that they share)"
     elif len(best) > 1:
         more = f" and {count_text(len(best) - 4, 'other')}" if len(best) > 4 else ""
         first = f"{join_names([f'{name} ({shown[name]})' for name in best[:4]])}{more} are tied for the highest {measure}"
     else:
-        first = f"{ranked[0]} had an {measure} of {shown[ranked[0]]}"
+        first = f"{ranked[0]} had {article} {measure} of {shown[ranked[0]]}"
         first += f", {ranked[1]} of {shown[ranked[1]]}; too few seeds to name a winner" if len(ranked) > 1 else ""
     if few and best:
         first += f"; {join_names(few)} {'has' if len(few) == 1 else 'have'} too few seeds to be compared"
     references = [REFERENCE_NAMES.get(row.label, row.label) + f" had {shown[row.label]}"
                   for row in rows if row.reference and row.label in means]  # fmt: skip
     return f"At the end, {'; '.join([first, *references])}."
+
+
+def with_unit(score: str, value: float) -> str:
+    """Return a value of the accuracy, or of another score: 96.6 %, or 0.913 for R²."""
+    measure = measure_of(score, "accuracy")
+    return format_number(measure, value) + (" %" if measure.unit == "%" else "")
 
 
 def join_names(names: list[str]) -> str:

@@ -7,7 +7,10 @@ from torch import Tensor
 
 from hatrack.options import nearest, shown, whole
 from hatrack.tasks.arrays import as_tensor, check_labels
-from hatrack.tasks.targets import CLASSES, Compare, Kind, MultiLabel, Ordinal, Own, Regression, Target, balanced, spread
+from hatrack.tasks.statistics import balanced, spread
+from hatrack.tasks.targets import CLASSES, Compare, Kind, MultiLabel, Ordinal, Own, Regression, Target
+
+TRIED = 64  # examples whose targets are not finite, and as many others, with which a loss is tried
 
 
 class Labelled(NamedTuple):
@@ -71,7 +74,12 @@ def labelled(
         return _multi_label(what, given, other)
     rows, others = given.reshape(len(given), -1), other.reshape(len(other), -1)
     mean, std = spread(rows)
-    return Labelled(Regression(mean=mean, std=std, flat=given.dim() == 1), rows.shape[1], rows, others)
+    if not (mean.isfinite() & std.isfinite()).all():
+        raise ValueError(
+            f"{what}: targets up to {rows.abs().max().item():g} are too large for their variance to be computed"
+        )
+    target = Regression(mean=mean, std=std, flat=given.dim() == 1)
+    return Labelled(target, rows.shape[1], rows.to(mean.dtype), others.to(mean.dtype))
 
 
 def _classes(what: str, train: Tensor, test: Tensor, kind: str, classes: int | None, weights: Any) -> Labelled:
@@ -102,7 +110,7 @@ def _multi_label(what: str, train: Tensor, test: Tensor) -> Labelled:
     for y in (train, test):
         if y.dim() != 2 or not ((y == 0) | (y == 1)).all():
             raise ValueError(f"{what}: targets of several labels are 0 or 1, of shape (n, labels), not {shown(y)[:80]}")
-    return Labelled(MultiLabel(), train.shape[1], train, test)
+    return Labelled(MultiLabel(), train.shape[1], train.float(), test.float())
 
 
 def _own(what: str, train: Any, test: Any, outputs: int | None, loss: Compare, score: Compare | None) -> Labelled:
@@ -113,7 +121,29 @@ def _own(what: str, train: Any, test: Any, outputs: int | None, loss: Compare, s
         raise ValueError(f"{what}: a task with a loss of its own needs classes=N, the number of outputs of its head")
     parts = [as_tensor(f"{what}: targets must be numbers", y) for y in (train, test)]
     parts = [y.float() if y.dtype == torch.float64 else y for y in parts]
-    return Labelled(Own(own_loss=loss, own_score=score), whole(f"{what}: classes", outputs), *parts)
+    outputs = whole(f"{what}: classes", outputs)
+    for part, y in zip(("training", "test"), parts, strict=True):
+        _check_loss(f"{what}, {part}", loss, y, outputs)
+    return Labelled(Own(own_loss=loss, own_score=score), outputs, *parts)
+
+
+def _check_loss(what: str, loss: Compare, y: Tensor, outputs: int) -> None:
+    """Raise an error if some targets are not finite and neither the loss nor its gradient leaves them out, as both may."""
+    finite = y.isfinite().reshape(len(y), -1).all(1)
+    if finite.all():
+        return
+    tried = y[torch.cat([part.nonzero()[:TRIED, 0] for part in (~finite, finite)])]
+    given = torch.zeros(len(tried), outputs, device=y.device, requires_grad=True)
+    try:
+        found = loss(given, tried).sum()
+        (gradient,) = torch.autograd.grad(found, given)
+    except Exception:  # it may need what is not there yet; training will tell
+        return
+    if not (found.isfinite() & gradient.isfinite().all()):
+        raise ValueError(
+            f"{what}: NaN or infinite targets in {int((~finite).sum())} examples, for which the loss or its gradient is not "
+            "finite; leave them out before the loss is computed, as in out[~y.isnan()]"
+        )
 
 
 def _whole_numbers(what: str, given: Any) -> Tensor:
@@ -129,11 +159,10 @@ def _whole_numbers(what: str, given: Any) -> Tensor:
 
 
 def _numbers(what: str, given: Any) -> Tensor:
-    """Return targets (n,) or (n, numbers) as float32; raise an error unless they are finite."""
+    """Return targets (n,) or (n, numbers); raise an error unless they are finite."""
     y = as_tensor(f"{what}: targets must be numbers", given)
     if y.dim() not in (1, 2) or y.is_complex() or not y[:1].numel():
         raise ValueError(f"{what}: targets must be real numbers of shape (n,) or (n, numbers), not {tuple(y.shape)}")
-    y = y.float()
     if not y.isfinite().all():
         raise ValueError(
             f"{what}: NaN or infinite targets in {int((~y.isfinite()).reshape(len(y), -1).any(1).sum())} examples"

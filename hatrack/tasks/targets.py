@@ -4,14 +4,16 @@ A target knows how outputs are compared with what they should be, both in traini
 Its tensors lie on the device of the task, because they are used inside the training step.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from hatrack.options import shown
 
 Kind = Literal["classes", "multi-label", "regression", "ordinal"]  # those that need no functions of the user
 Able = Literal["any", "classes", "plain"]  # what a method can learn: anything, classes, or classes without weights
@@ -25,6 +27,8 @@ class Target:
     Attributes:
         weights: (classes,), how much examples of each class count; None: all the same.
         smoothing: the share of the target that is spread over all classes in training.
+        batch_weight: (), the mean weight of the examples of a whole batch, for the losses of its parts; None: the weights of
+            the examples at hand.
     """
 
     kind: ClassVar[str] = "classes"
@@ -33,10 +37,32 @@ class Target:
 
     weights: Tensor | None = None
     smoothing: float = 0.0
+    batch_weight: Tensor | None = None
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the mean loss of a batch in training, a 0-d tensor."""
-        return F.cross_entropy(outputs, y, weight=self.weights, label_smoothing=self.smoothing)
+        """Return the mean loss of a batch in training, a 0-d tensor. With weights it is the sum of the weighted losses,
+        divided by the sum of the weights, and 0 if that sum is 0."""
+        if self.weights is None:
+            return F.cross_entropy(outputs, y, label_smoothing=self.smoothing)
+        total = F.cross_entropy(outputs, y, weight=self.weights, label_smoothing=self.smoothing, reduction="sum")
+        weight = self.weights[y].sum() if self.batch_weight is None else self.batch_weight * len(y)
+        none = weight == 0  # then both are 0, and so must be the gradient
+        return total * ~none / (weight + none)
+
+    def for_parts(self, y: Tensor) -> Self:
+        """Return the target for parts of a batch with labels y: the mean of the parts' losses, each counted as often as it
+        has examples, is the loss of the batch."""
+        return self if self.weights is None else replace(self, batch_weight=self.weights[y].mean())
+
+    def divisor(self, y: Tensor) -> float:
+        """Return what the sum of the losses of a data set with labels y is divided by, for the mean as in training: the
+        number of examples or, if classes have weights, the sum of their weights."""
+        return len(y) if self.weights is None else float(self.weights[y].double().sum())
+
+    @property
+    def recordable(self) -> bool:
+        """Whether its losses and scores can be recorded as CUDA graphs."""
+        return True
 
     def total_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the sum of the losses of a batch in evaluation."""
@@ -109,6 +135,8 @@ class Regression(Target):
         mean: (numbers,), the mean of each in the training data.
         std: (numbers,), its standard deviation there.
         flat: whether an example has a number, not a list of them.
+
+    The numbers and their mean and standard deviation are float32 or, if that is not exact enough, float64: see `spread`.
     """
 
     kind: ClassVar[str] = "regression"
@@ -136,7 +164,8 @@ class Regression(Target):
         return numbers[:, 0] if self.flat else numbers
 
     def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "flat": self.flat}
+        double = {"double": True} if self.mean.dtype == torch.float64 else {}
+        return {**super().to_dict(), "flat": self.flat, **double}
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,19 +212,55 @@ class Own(Target):
             raise ValueError(
                 "a target of your own that was read from a file has no loss; learn(task) takes that of the task"
             )
-        return self.own_loss(outputs, y).mean()
+        return _mean("loss", self.own_loss(outputs, y), len(y))
 
     def total_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return self.loss(outputs, y) * len(y)
 
     def total_score(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return -self.total_loss(outputs, y) if self.own_score is None else self.own_score(outputs, y).float().mean() * len(y)
+        if self.own_score is None:
+            return -self.total_loss(outputs, y)
+        found: Any = self.own_score(outputs, y)
+        found = torch.full((), float(found), device=outputs.device) if isinstance(found, Real) else found
+        return _mean("score", found.float() if isinstance(found, Tensor) else found, len(y)) * len(y)
 
     def answer(self, outputs: Tensor) -> Tensor:
         return outputs
 
+    @property
+    def recordable(self) -> bool:
+        return self.own_score is None  # a score may be a number in Python, which a recording can't compute
+
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind}
+
+
+def _mean(what: str, found: Any, examples: int) -> Tensor:
+    """Return the mean of what a function of the user returned; raise an error unless it is a number or one per example."""
+    wanted = (
+        f"a task's own {what} must return a tensor with the mean or one number per example, of shape () or ({examples},)"
+    )
+    if not isinstance(found, Tensor):
+        raise ValueError(f"{wanted}, not {shown(found)[:80]}")
+    if found.shape not in ((), (examples,)):
+        raise ValueError(
+            f"{wanted}, not {tuple(found.shape)}; outputs have shape ({examples}, outputs): out[:, 0] is the first"
+        )
+    return found.mean()
+
+
+def other_score(target: Target) -> str | None:
+    """Return the name of a target's score; None if that is the accuracy on classes, which needs no name."""
+    return None if target.kind == "classes" else target.score
+
+
+def check_smoothing(tasks: Iterable[tuple[str, Target]], share: float) -> None:
+    """Raise an error if label smoothing is not for one of several tasks, which are given by their names and targets."""
+    for name, target in tasks:
+        try:
+            target.smoothed(share)
+        except ValueError as error:
+            raise ValueError(f"task {name!r}: {error}") from None
 
 
 CLASSES = Target()
@@ -212,8 +277,9 @@ def target_from_dict(data: Mapping[str, Any]) -> Target:
     try:
         if kind is None:
             raise ValueError
+        kept = torch.float64 if data.get("double") is True else torch.float32
         numbers: dict[str, Any] = {
-            k: torch.tensor(v, dtype=torch.float32) for k, v in data.items() if k in ("mean", "std", "weights")
+            k: torch.tensor(v, dtype=kept) for k, v in data.items() if k in ("mean", "std", "weights")
         }
         if any(t.dim() != 1 or not t.isfinite().all() for t in numbers.values()):
             raise ValueError
@@ -223,17 +289,3 @@ def target_from_dict(data: Mapping[str, Any]) -> Target:
         raise ValueError(
             f"a target must be one of {', '.join(KINDS)} with its numbers, not {str(dict(data))[:100]}"
         ) from None
-
-
-def balanced(y: Tensor, classes: int) -> Tensor:
-    """Return weights with which every class counts the same: (classes,), with a mean of 1 over the examples."""
-    counts = torch.bincount(y, minlength=classes).clamp(min=1)
-    return (len(y) / (classes * counts)).float()
-
-
-def spread(y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean and the standard deviation of every number (numbers,); a constant one has a deviation of 1."""
-    double = y.double()
-    mean, std = double.mean(0), double.std(0, correction=0)
-    still = std <= 1e-7 * mean.abs().clamp(min=math.ulp(0.0))
-    return mean.float(), torch.where(still, 1.0, std).float()

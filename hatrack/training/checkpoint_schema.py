@@ -14,6 +14,7 @@ COUNT = schema.number(0, 2**100, whole=True)
 LOSS = schema.number(-1e39, 1e39, finite=False, null=True)
 SECONDS = schema.number(0, 1e11)
 SHARE = schema.number(0, 1, null=True)
+SCORE = LOSS  # the accuracy, or another score, which may be any number; a record is checked again when it is made
 # The keys of the format are older than the names in the code: "pace" is the schedule, "fitted" the result of a fit so far,
 # "place" the number of steps done in the present epoch.
 PACE = schema.fields(
@@ -43,14 +44,15 @@ def _fitted(where: str, value: Any, tasks: int = 2**40) -> None:
     schema.fields(
         {"task": task, "epochs": schema.items(_epoch), "best": WHOLE, "engine": schema.line, "halved": WHOLE},
         {
-            "watched": schema.items(schema.items(SHARE)),
+            "watched": schema.items(schema.items(SCORE)),
             "used": schema.items(SHARE),
+            "score": schema.line,
             **dict.fromkeys(("steps", "examples", "flops", "peak_bytes"), COUNT),
         },
         closed=True,
     )(where, value)
     if "watched" in value:
-        schema.items(schema.items(SHARE), len(value["epochs"]))(f"{where}.watched", value["watched"])
+        schema.items(schema.items(SCORE), len(value["epochs"]))(f"{where}.watched", value["watched"])
     if "used" in value:
         schema.items(SHARE, len(value["epochs"]))(f"{where}.used", value["used"])
     schema.number(0, max(1, len(value["epochs"])) - 1, whole=True)(f"{where}.best", value["best"])
@@ -67,13 +69,13 @@ def _flops(where: str, value: Any) -> None:
 def _epoch(where: str, value: Any) -> None:
     """Learning rate, loss, and loss and accuracy on validation data."""
     schema.items(LOSS, 4)(where, value)
-    SHARE(f"{where}[3]", value[3])
+    SCORE(f"{where}[3]", value[3])
 
 
 def _score(where: str, value: Any) -> None:
     """Loss and accuracy."""
     schema.items(LOSS, 2)(where, value)
-    SHARE(f"{where}[1]", value[1])
+    SCORE(f"{where}[1]", value[1])
 
 
 def _task(done: Any, tasks: int) -> schema.Check:
@@ -81,7 +83,7 @@ def _task(done: Any, tasks: int) -> schema.Check:
     done = done if type(done) is int else 0
     scores = schema.items(schema.items(_score, tasks), done)
     rows = {
-        "before": schema.items(SHARE),
+        "before": schema.items(SCORE),
         "tests": scores,
         "trains": scores,
         "seconds": schema.items(SECONDS, done),

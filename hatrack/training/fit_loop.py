@@ -1,6 +1,7 @@
 """One fit: the training step, the loop over epochs, and the state from which an interrupted fit continues."""
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from hatrack.regime import LRSchedule, Regime
 from hatrack.seeds import derive, generator, seeded
 from hatrack.tasks.batches import count_batches, split_batches
 from hatrack.tasks.split import Batch, TaskId
+from hatrack.tasks.targets import other_score
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import draw_crops
 from hatrack.training.augmentation import augmented
@@ -51,6 +53,14 @@ def room_for_losses(batches: int) -> int:
     """Return the size of the buffer for the losses of an epoch. It is the same for tasks of about the same size, so that
     their steps are compiled once."""
     return int(2 ** max(10, batches.bit_length()))
+
+
+def _warn_of_no_effect(task: Task, regime: Regime) -> None:
+    """Warn if options of the regime do nothing because a task has no validation data."""
+    given = {"stop_after": regime.stop_after, "best_by": regime.best_by if regime.best_by != "loss" else ""}
+    if not len(task.valid) and (said := [f"{name}={value!r}" for name, value in given.items() if value]):
+        without = f"task {task.name!r} has no validation data"
+        warnings.warn(f"{without}: {' and '.join(said)} {'do' if len(said) > 1 else 'does'} nothing", stacklevel=2)
 
 
 class FitLoop:
@@ -93,6 +103,7 @@ class FitLoop:
             raise ValueError(
                 f"accumulate={regime.accumulate} is not for {type(method).__name__}, whose loss needs whole batches"
             )
+        _warn_of_no_effect(task, regime)
         self.device, batches = task.train.y.device, count_batches(len(task.train), regime.batch)
         steps = max_steps(task, regime) if steps is None else steps
         compiled, record = choose_engine("eager" if watch else engine, self.device.type, steps)
@@ -112,7 +123,8 @@ class FitLoop:
         self.schedule = LRSchedule(regime)
         self.count_costs = count_costs
         self.flops: dict[int, int | None] = {}  # the operations of a step, by the size of its batch
-        self.result = FitResult(task.index, engine="compiled" if compiled else "recorded" if record else "eager")
+        engine = "compiled" if compiled else "recorded" if record else "eager"
+        self.result = FitResult(task.index, engine=engine, score=other_score(task.target))
         self.result.steps, self.result.examples, self.result.flops = 0, 0, 0 if count_costs else None
         self.best: dict[str, Tensor] = {}
         self.step_index = 0  # how many steps of the present epoch are done
@@ -153,10 +165,10 @@ class FitLoop:
     def _backward_in_parts(self, batch: Batch) -> Tensor:
         """Compute the gradients of a batch one part after the other, which takes less memory; return the loss."""
         count, losses = self.regime.accumulate, []
-        x, y = batch.x.chunk(count), batch.y.chunk(count)
+        x, y, target = batch.x.chunk(count), batch.y.chunk(count), batch.target.for_parts(batch.y)
         tasks: Sequence[TaskId] = batch.task.chunk(count) if isinstance(batch.task, Tensor) else [batch.task] * len(y)
         for k, task in enumerate(tasks):
-            found: Any = self.method.loss(batch._replace(x=x[k], y=y[k], task=task))
+            found: Any = self.method.loss(batch._replace(x=x[k], y=y[k], task=task, target=target))
             losses.append(found * (len(y[k]) / len(batch.y)))
             losses[-1].backward()
         return torch.stack(losses).sum()
@@ -185,6 +197,7 @@ class FitLoop:
         score = self.validate() if len(self.task.valid) else None
         if score is not None and not math.isfinite(score.loss):
             raise self._diverged(f"validation loss is {score.loss}")
+        self._warn_of_no_score(score)
         self.result.epochs.append(EpochResult(self.schedule.lr, loss, *(score or (None, None))))
         self._add_up_costs()
         better = self.schedule.end(loss if score is None else self._to_lower(score))
@@ -194,16 +207,29 @@ class FitLoop:
         if better or not self.best:
             self.result.best = number
 
+    def _warn_of_no_score(self, score: Score | None) -> None:
+        """Warn, once in a fit, if the score that decides which epoch is the best is no number."""
+        if score is None or math.isfinite(score.accuracy) or self.regime.best_by == "loss":
+            return
+        before = [epoch.valid_accuracy for epoch in self.result.epochs]
+        if all(value is not None and math.isfinite(value) for value in before):
+            where = f"task {self.task.name!r}, epoch {len(before) + 1}"
+            said = f"the validation score is {score.accuracy}; an epoch with such a score is never the best"
+            warnings.warn(f"{where}: {said}", stacklevel=3)
+
     def _to_lower(self, score: Score) -> float:
-        """Return what the best epoch has the lowest of."""
-        return score.loss if self.regime.best_by == "loss" else -score.accuracy
+        """Return what the best epoch has the lowest of: infinity for an epoch whose score is no number."""
+        if self.regime.best_by == "loss":
+            return score.loss
+        return -score.accuracy if math.isfinite(score.accuracy) else math.inf
 
     def _stands_still(self) -> bool:
         """Return whether no epoch was better for so long that the fit ends."""
         epochs = self.result.epochs
-        if not self.regime.stop_after or epochs[-1].valid_loss is None or epochs[-1].valid_accuracy is None:
+        if not self.regime.stop_after or epochs[-1].valid_loss is None:
             return False
-        values = [self._to_lower(Score(e.valid_loss or 0.0, e.valid_accuracy or 0.0)) for e in epochs]
+        scores = [math.nan if e.valid_accuracy is None else e.valid_accuracy for e in epochs]  # a state has None for NaN
+        values = [self._to_lower(Score(e.valid_loss or 0.0, score)) for e, score in zip(epochs, scores, strict=True)]
         return len(values) - 1 - values.index(min(values)) >= self.regime.stop_after
 
     def train_epoch(self, epoch: int) -> float:
@@ -227,7 +253,12 @@ class FitLoop:
                 if done < self.step_index:
                     continue  # this step was done before the run was stopped
                 self._warm_up(epoch, done)
-                self._counted_step(index, number)
+                try:
+                    self._counted_step(index, number)
+                except ValueError as error:
+                    if said := self._explain(error, len(index)):
+                        raise ValueError(said) from error
+                    raise
                 self.step_index = done + 1
                 step_done()
                 if self.after_step:
@@ -237,6 +268,15 @@ class FitLoop:
         self._note_peak()
         self.step_index, self.resumed = 0, {}
         return math.fsum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
+
+    def _explain(self, error: ValueError, examples: int) -> str:
+        """Return the error of a step in clear words if a batch norm was given a single example, otherwise an empty text."""
+        parts = torch.arange(examples).chunk(self.regime.accumulate)
+        if "more than 1 value per channel" not in str(error) or len(parts[-1]) > 1:
+            return ""
+        of = f"accumulate={self.regime.accumulate} leaves 1 example in a part of a batch of {examples}"
+        what = of if len(parts) > 1 else f"a batch of {examples} example"
+        return f"task {self.task.name!r}: {what}, and a batch norm needs at least 2 (a larger batch or fewer parts)"
 
     def _warm_up(self, epoch: int, done: int) -> None:
         """Set the learning rate of a step at the beginning of the fit, where it grows from step to step."""

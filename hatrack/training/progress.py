@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hatrack.methods.fit import FitResult
 from hatrack.regime import Regime
 from hatrack.tasks.task import Task
-from hatrack.text import printable, shorten
+from hatrack.text import printable, score_text, shorten
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,5 +105,6 @@ def bar_on(console: "Console", name: str, epochs: int) -> Iterator[Progress]:
 def describe_epoch(event: ProgressEvent) -> str:
     """Return the last epoch in words: its number, its loss and, if there is validation data, its accuracy."""
     epochs = event.result.epochs
-    accuracy = "" if epochs[-1].valid_accuracy is None else f", accuracy {epochs[-1].valid_accuracy:.1%}"
+    value = epochs[-1].valid_accuracy
+    accuracy = "" if value is None else f", {score_text(event.result.score, value)}"
     return f"epoch {len(epochs)} of max {event.regime.epochs}, loss {epochs[-1].loss:.3g}{accuracy}"

@@ -25,6 +25,7 @@ from hatrack.options import choose
 from hatrack.regime import Regime
 from hatrack.seeds import derive
 from hatrack.tasks.device import to_device
+from hatrack.tasks.targets import check_smoothing
 from hatrack.tasks.task import Task
 from hatrack.text import printable
 from hatrack.training.augmentation import Augment, check_augment, with_crops
@@ -125,6 +126,7 @@ class Trainer:
         task = to_device(task, method.net.example.device)
         task = with_crops(task) if self.augment == "crop-flip" else task
         regime = self._regime(task, changes)
+        self.check_tasks()
         if isinstance(task.train.task, int):  # not a union of several tasks
             method.net.set_preprocessing(task)
         carried = self.carried.setdefault(method, CarriedState())
@@ -148,6 +150,10 @@ class Trainer:
                 loop.optimizers.main.state[parameter] = {key: value.clone() for key, value in before.items()}
         self.fits.append(loop.result)
         return loop
+
+    def check_tasks(self) -> None:
+        """Raise an error if the regime is not for one of `tasks`, before the first of them is trained."""
+        check_smoothing(((task.name, task.target) for task in self.tasks), self.regime.smoothing)
 
     def _regime(self, task: Task, changes: dict[str, Any]) -> Regime:
         """Return the regime of a fit. A fit that a method wants to last so many epochs does not last `steps`."""

@@ -7,7 +7,9 @@ import re
 import statistics
 import time
 from dataclasses import replace
+from itertools import cycle
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -16,6 +18,10 @@ from hatrack.experiments.record_parts import Costs, Seconds
 from hatrack.experiments.records import _independent
 from hatrack.regime import Regime
 from hatrack.reporting import tables
+from hatrack.reporting.drawing import line_styles
+from hatrack.reporting.export import export
+from hatrack.reporting.figures import draw, mean_matrix, scale_of
+from hatrack.reporting.page import page
 from hatrack.reporting.references import reference_accuracy
 from hatrack.reporting.tables import csv_text, label, option_text, ranking, settings, terminal
 from tests.helpers.records import ACCURACY, make, with_spec
@@ -196,3 +202,50 @@ def intransigence_base(records):
     alone = [replace(r, spec=r.spec.replace(method="independent")) for r in records]
     (found,) = _independent(alone).values()
     return found.accuracy[1][0]
+
+
+def with_scores(record, *scores):
+    """The record with tasks that have these scores."""
+    tasks = [replace(task, score=score) for task, score in zip(record.tasks, cycle(scores), strict=False)]
+    return replace(record, tasks=tasks)
+
+
+@pytest.mark.parametrize(
+    ("scores", "name", "percent"),
+    [
+        ((None,), "accuracy", True),
+        (("accuracy", None), "accuracy", True),
+        (("label accuracy",), "label accuracy", True),
+        (("R²",), "R²", False),
+        (("R²", None), "score", False),
+        (("<script>",), "score", False),
+    ],
+)
+def test_a_table_and_a_page_name_the_score(scores, name, percent):
+    (setting,) = settings([with_scores(record, *scores) for record in EVERYTHING])
+    assert setting.score == name
+    columns = [str(column.header) for column in terminal(setting).columns]
+    assert columns[2:4] == ([f"{name} %", "learning %"] if percent else [name, "learning"])
+    mean = ranking(setting)[0].measures["accuracy"].mean
+    shown = f"{100 * mean:.1f}" if percent else f"{mean:.3f}"
+    assert next(iter(terminal(setting).columns[2].cells)).startswith(shown)
+    styles = line_styles([setting])
+    text = page([setting], [draw(setting, "x", styles)], styles)
+    assert f">Average {name}<" in text
+    assert (f"average {name}, %" in text) == percent
+    assert f"{shown} %" in text if percent else f"{shown} %" not in text
+    assert ("percentage points" in text) == percent
+    assert "<script>" not in text
+    assert f"| Average {name}{', %' * percent} |" in export([setting], "markdown")
+
+
+@pytest.mark.parametrize("low", [-976.2, -0.3])
+def test_scores_of_any_size_are_drawn(low):
+    (setting,) = settings(
+        [replace(with_scores(r, "score"), accuracy=[[low * v for v in row] for row in r.accuracy]) for r in EVERYTHING]
+    )
+    matrices = [np.tril(mean_matrix(group)) for name, group in setting.methods.items() if name != "random"]
+    scale = scale_of(setting)
+    assert scale.low == pytest.approx(min(m.min() for m in matrices))
+    assert scale.factor == 1
+    assert draw(setting, "x", line_styles([setting]))

@@ -1,6 +1,7 @@
 """Targets: losses, scores and answers against values worked out by hand or in float64, and what is refused."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,10 @@ from torch.nn import functional as F
 
 from hatrack import EWC, HAT, PMASK, SI, Joint, Method, Network, PackNet, Record, Regime, Task, Trainer, evaluate, load, save
 from hatrack.__main__ import main
-from hatrack.tasks.targets import CLASSES, MultiLabel, Ordinal, Own, Regression, Target, target_from_dict
+from hatrack.methods.evaluate import Evaluations
+from hatrack.tasks.targets import CLASSES, KINDS, MultiLabel, Ordinal, Own, Regression, Target, target_from_dict
+from hatrack.text import SCORES
+from hatrack.training.progress import describe_epoch
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(600, 6)).astype(np.float32)
@@ -47,6 +51,47 @@ def test_weighted_and_smoothed_classes():
     assert weighted.total_score(outputs, mixed) == 2
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_batch_whose_classes_count_nothing_has_no_loss(smoothing):
+    outputs = torch.tensor([[2.0, 0.0], [0.0, 1.0]], requires_grad=True)
+    target = Target(weights=torch.tensor([1.0, 0.0])).smoothed(smoothing)
+    loss = target.loss(outputs, torch.tensor([1, 1]))
+    loss.backward()
+    assert loss.item() == 0
+    assert outputs.grad.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    plain = F.cross_entropy(outputs, torch.tensor([0, 1]), weight=target.weights, label_smoothing=smoothing)
+    assert target.loss(outputs, torch.tensor([0, 1])).item() == pytest.approx(plain.item())
+
+
+def test_a_task_with_a_class_that_counts_nothing_is_learned():
+    y = (np.arange(600) > 20).astype(int)  # batches of the second class alone
+    one = task(y=y[RNG.permutation(600)], class_weights=[1.0, 0.0])
+    result = Method(Network(trunk(), tasks=[one])).learn(one, Trainer(Regime(epochs=1, batch=4), watch=True))
+    assert math.isfinite(result.fits[0].epochs[0].loss)
+
+
+@pytest.mark.parametrize("kind", [Method, HAT])
+def test_parts_of_a_batch_have_the_gradient_of_the_whole(kind):
+    """Also if classes have weights: a part is divided by the weights of the batch, not by its own."""
+    after = []
+    for parts in (1, 4):
+        one = task(class_weights=[1.0, 5.0, 40.0], valid=0)
+        method = kind(Network(trunk(), tasks=[one]))
+        method.learn(one, Trainer(Regime(epochs=1, batch=50, lr=0.05, accumulate=parts)))
+        after.append(method.net.trunk[0].weight.detach())
+    assert torch.allclose(*after, atol=1e-6, rtol=1e-4)
+
+
+def test_the_loss_of_weighted_classes_is_that_of_torch():
+    one = task(class_weights=[1.0, 5.0, 40.0])
+    method = Method(Network(trunk(), tasks=[one]))
+    with torch.no_grad():
+        outputs = method.eval()(one.test.inputs(torch.arange(len(one.test))), 0)
+    expected = F.cross_entropy(outputs, one.test.y, weight=one.target.weights).item()
+    assert evaluate(method, one.test).loss == pytest.approx(expected, rel=1e-6)
+    assert Evaluations(method, [one.test])()[0] == evaluate(method, one.test)
+
+
 def test_balanced_weights_count_every_class_the_same():
     y = np.array([0] * 60 + [1] * 15 + [2] * 5 + [0, 1, 2] * 10)
     target = Task.from_arrays(0, "rare", X[:80], y[:80], X[80:110], y[80:], class_weights="balanced", valid=0).target
@@ -82,6 +127,41 @@ def test_numbers_are_learned_in_units_of_their_spread(y):
     assert answer.double() == pytest.approx(torch.as_tensor(y)[made.train.rows].double(), rel=1e-4, abs=1)
 
 
+@pytest.mark.parametrize("kind", ["float64", "int64"])
+def test_times_in_seconds_are_learned_as_well_as_without_the_offset(kind, tmp_path):
+    """float32 keeps multiples of 128 of such numbers; the spread here is 95."""
+    small = np.round(30 * NUMBER).astype(kind)
+    scores, answers = [], []
+    for y in (small, small + 1_700_000_000):
+        one = task(y=y, target="regression")
+        method = HAT(Network(trunk(), tasks=[one]))
+        method.learn(one, Trainer(Regime(epochs=6, batch=16, lr=0.1)))
+        scores.append(evaluate(method, one.test).accuracy)
+        answers.append(method.predict(X, task=0))
+    assert scores[0] > 0.5
+    assert scores[1] == pytest.approx(scores[0], abs=1e-3)
+    assert answers[1].dtype == torch.float64
+    assert (answers[1] - 1_700_000_000).numpy() == pytest.approx(answers[0].numpy(), abs=1)
+    save(method, tmp_path / "m.safetensors")
+    assert torch.equal(load(tmp_path / "m.safetensors", trunk()).predict(X, task=0), answers[1])
+
+
+@pytest.mark.parametrize("y", [NUMBER, NUMBERS, NUMBERS.astype(np.float64), NUMBER.astype(int), np.full(600, 0.1)])
+def test_ordinary_numbers_stay_float32(y):
+    rows = torch.as_tensor(y[:500]).float().reshape(500, -1)
+    made = task(y=y, target="regression", valid=0)
+    assert made.train.y.dtype == made.target.mean.dtype == torch.float32
+    assert torch.equal(made.train.y[made.train.rows.argsort()], rows)
+    assert torch.equal(made.target.mean, rows.double().mean(0).float())
+
+
+@pytest.mark.parametrize("scale", [1e-60, 1e60])
+def test_numbers_beyond_float32(scale):
+    made = task(y=X[:, 0].astype(np.float64) * scale, target="regression", valid=0)
+    perfect = torch.as_tensor((X[:500, 0] - X[:500, 0].mean()) / X[:500, 0].std())[made.train.rows][:, None]
+    assert made.target.total_score(perfect, made.train.y).item() / 500 == pytest.approx(1, abs=1e-5)
+
+
 def test_a_constant_number_does_not_divide_by_zero():
     made = task(y=np.full(600, 7.5, np.float32), target="regression")
     assert (made.target.mean.tolist(), made.target.std.tolist()) == ([7.5], [1.0])
@@ -114,10 +194,45 @@ def test_a_loss_and_a_score_of_ones_own(each):
 
 
 @pytest.mark.parametrize(
+    "found", [lambda out, y: (out - y) ** 2, lambda out, y: out - y[:, None], lambda out, y: [1.0], lambda out, y: None]
+)
+@pytest.mark.parametrize("what", ["loss", "score"])
+def test_a_function_of_ones_own_returns_a_number_or_one_per_example(what, found):
+    outputs, y = torch.zeros(3, 1), torch.arange(3.0)
+    target = Own(own_loss=found if what == "loss" else lambda out, y: out.mean(), own_score=found)
+    with pytest.raises(ValueError, match=rf"own {what} .*\(3,\)") as error:
+        target.loss(outputs, y) if what == "loss" else target.total_score(outputs, y)
+    assert "\n" not in str(error.value)
+
+
+def test_a_score_may_be_a_number_of_python_but_a_loss_may_not():
+    outputs, y = torch.zeros(4, 1), torch.arange(4.0)
+    for number in (0.5, np.float32(0.5)):
+        target = Own(own_loss=lambda out, y, number=number: number, own_score=lambda out, y, number=number: number)
+        assert target.total_score(outputs, y).item() == 2.0
+        with pytest.raises(ValueError, match="must return a tensor"):
+            target.loss(outputs, y)
+
+
+def test_targets_that_are_no_numbers_need_a_loss_that_leaves_them_out():
+    y = np.where(X[:, 0] > 1, np.nan, NUMBER).astype(np.float32)
+    wrong = [lambda out, y: (out[:, 0] - y) ** 2, lambda out, y: ((out[:, 0] - y) ** 2).mean()]
+    wrong.append(lambda out, y: torch.nanmean((out[:, 0] - y) ** 2))  # a number, but its gradient is none
+    for each in wrong:
+        with pytest.raises(ValueError, match=rf"NaN or infinite targets in {np.isnan(y[:500]).sum()} examples"):
+            task(y=y, loss=each, classes=1)
+    kept = task(y=y, loss=lambda out, y: F.mse_loss(out[:, 0][~y.isnan()], y[~y.isnan()] / 40), classes=1)
+    assert kept.train.y.isnan().any()
+    result = Method(Network(trunk(), tasks=[kept])).learn(kept, Trainer(Regime(epochs=2, lr=0.01)))
+    assert math.isfinite(result.fits[0].epochs[-1].loss)
+
+
+@pytest.mark.parametrize(
     "made",
     [
         *(Target(weights=torch.tensor([0.5, 1.5])), MultiLabel(), Ordinal(), Own()),
         Regression(mean=torch.tensor([0.1, 3.3]), std=torch.tensor([2.0, 1e-3]), flat=False),
+        Regression(mean=torch.tensor([1.7e9]).double(), std=torch.tensor([64.0]).double(), flat=True),
     ],
 )
 def test_a_description_gives_the_same_target(made):
@@ -158,6 +273,30 @@ def test_what_does_not_fit_is_refused(options, said):
     with pytest.raises(ValueError, match=said) as error:
         task(**options)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "validation accuracy (100|[0-9]+).[0-9]%"),
+        ({"y": LABELS, "target": "multi-label"}, "validation label accuracy [0-9]+.[0-9]%"),
+        ({"y": NUMBER, "target": "regression"}, "validation R² -?[0-9.e-]+ "),
+        ({"y": NUMBER, **LOSS}, "validation score -[0-9.e-]+ "),
+    ],
+)
+def test_a_result_names_its_score(options, said):
+    one, seen = task(**options), []
+    trainer = Trainer(Regime(epochs=1, lr=1e-4), progress=seen.append)
+    result = Method(Network(trunk(), tasks=[one])).learn(one, trainer)
+    assert re.search(said, str(result))
+    assert re.search(said.rstrip(), repr(result.fits[0]))
+    name = (result.score or "accuracy") + " "
+    assert name in describe_epoch(seen[0])
+    assert name == f"{one.target.score} "
+
+
+def test_scores_have_the_names_that_records_know():
+    assert {kind.score for kind in KINDS.values()} == {*SCORES}
 
 
 # Learning
@@ -224,6 +363,35 @@ def test_methods_that_need_classes_say_so(kind, options):
         kind(Network(trunk(), tasks=[one])).learn(one, Trainer(Regime(epochs=1)))
 
 
+def test_what_the_regime_can_not_do_for_a_later_task_is_refused_before_the_first(tmp_path, capsys):
+    for name, y in {"classes": Y, "number": NUMBER}.items():
+        np.savez(tmp_path / f"{name}.npz", x_train=X[:500], y_train=y[:500], x_test=X[500:], y_test=y[500:])
+    lines = [
+        '[[task]]\nname = "c"\ndata = "classes.npz"',
+        '[[task]]\nname = "r"\ndata = "number.npz"\ntarget = "regression"',
+    ]
+    (tmp_path / "tasks.toml").write_text("\n".join(lines))
+    words = [
+        "--tasks",
+        str(tmp_path / "tasks.toml"),
+        "--widths",
+        "8",
+        "--epochs",
+        "1",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "runs"),
+    ]
+    for method, more, said in (
+        ("sgd", ["--smoothing", "0.1"], "task 'r': smoothing"),
+        ("ewc", [], "EWC learns tasks with classes"),
+    ):
+        assert main(["run", "own", method, *words, *more]) == 2
+        assert said in capsys.readouterr().err
+    assert not list(tmp_path.glob("runs/*")), "nothing was trained"
+
+
 def test_one_head_of_all_tasks_needs_plain_classes():
     one = task(y=NUMBER, target="regression")
     with pytest.raises(ValueError, match="a head of its own"):
@@ -258,8 +426,18 @@ def test_a_file_of_tasks_of_several_kinds(tmp_path, capsys):
     assert record.accuracy[1][0] == record.accuracy[0][0], "HAT keeps it"
     assert record.before[1] < record.accuracy[1][1] <= 1
     assert record.without_task_id == [None, None]
+    assert record.score == "score"
+    assert "score=" in repr(record)
+    said = capsys.readouterr().out
+    assert re.search(r"n +score +learning +forgetting", said), "the terminal's table"
+    assert "%" not in said.split("forgetting")[0]
+    assert main(["show", str(path)]) == 0
+    assert "label accuracy in % or R²" in capsys.readouterr().out
     assert main(["report", str(tmp_path / "runs")]) == 0
-    assert "R²" in (tmp_path / "runs" / "report.html").read_text()
+    page = (tmp_path / "runs" / "report.html").read_text()
+    assert "R² of &#x27;one&#x27;" in page
+    assert ">Average score<" in page
+    assert "Average accuracy" not in page
     capsys.readouterr()
     (tmp_path / "tasks.toml").write_text(lines[0].replace("multi-label", "many"))
     assert main(words) == 2

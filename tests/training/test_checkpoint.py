@@ -7,10 +7,11 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from hatrack import METHODS, Record, Run, run
+from hatrack import METHODS, Record, Regime, Run, run
 from hatrack.__main__ import main
 from hatrack.experiments.build import build_tasks
 from hatrack.experiments.run import folder_of, stopped_runs
@@ -41,6 +42,28 @@ def test_warm_up_and_early_stopping_go_on_where_they_were(tmp_path, monkeypatch)
     assert len(kills) > 3
     plain = run(spec("hat", epochs=4), tmp_path / "plain")
     assert plain.accuracy != whole.accuracy
+
+
+def test_scores_below_zero_are_kept_in_a_state(tmp_path, monkeypatch):
+    """R² is below zero for an untrained network, and any number where a task is not learned."""
+    x, seed = np.random.default_rng(0).normal(size=(300, 6)).astype(np.float32), np.arange(300) % 3
+    for name, y in {"number": 5 * x[:, 0], "classes": seed}.items():
+        np.savez(tmp_path / f"{name}.npz", x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
+    lines = [
+        '[[task]]\nname = "r"\ndata = "number.npz"\ntarget = "regression"',
+        '[[task]]\nname = "c"\ndata = "classes.npz"',
+    ]
+    (tmp_path / "tasks.toml").write_text("\n".join(lines))
+    plain = {
+        "benchmark_options": {"tasks": str(tmp_path / "tasks.toml")},
+        "network_options": {"widths": (8,), "dropout": 0.0},
+    }
+    one = Run("own", "hat", regime=Regime(epochs=2, batch=16, lr=1e-4), watch_tasks=True, **plain)
+    whole = run(one, tmp_path / "whole")
+    assert whole.before[0] < 0
+    kills = killed_at(monkeypatch, 0.15, seed=5, most=6)
+    assert_same(whole, to_the_end(one, tmp_path / "again", save_every=OFTEN))
+    assert len(kills) > 1
 
 
 def test_a_killed_process_goes_on(tmp_path, capsys):

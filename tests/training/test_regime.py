@@ -644,6 +644,37 @@ def test_the_best_epoch_and_the_end_by_loss_or_accuracy():
     assert scripted(scores, stop_after=3, best_by="accuracy") == (6, 5)
 
 
+def test_an_epoch_whose_score_is_no_number_is_never_the_best():
+    scores = [(1.0, math.nan), (1.0, 0.3), (1.0, math.nan), (1.0, 0.2), (1.0, 0.1)]
+    with pytest.warns(UserWarning, match="epoch 1: the validation score is nan") as said:
+        assert scripted(scores, best_by="accuracy") == (5, 1)
+    assert len(said) == 1, "once in a fit"
+    with pytest.warns(UserWarning, match="nan"):
+        assert scripted(scores, best_by="accuracy", stop_after=3) == (5, 1)
+    with pytest.warns(UserWarning, match="nan"):
+        assert scripted(scores, best_by="accuracy", stop_after=2) == (4, 1)
+    assert scripted(scores, stop_after=2) == (3, 0), "the loss decides"
+
+
+def test_options_that_need_validation_data_say_so():
+    task = Task.from_arrays(0, "all", torch.rand(8, 3), torch.arange(8) % 2, torch.rand(8, 3), torch.arange(8) % 2, valid=0)
+    method = Method(Network(nn.Flatten(), tasks=[task]))
+    with pytest.warns(UserWarning, match="'all' has no validation data: stop_after=1 and best_by='accuracy' do nothing"):
+        method.learn(task, Trainer(Regime(epochs=1, stop_after=1, best_by="accuracy")))
+    method.learn(task, Trainer(Regime(epochs=1)))  # no warning, which would be an error here
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({"batch": 4, "accumulate": 4}, "accumulate=4"), ({"batch": 1}, "a batch of 1")]
+)
+def test_a_batch_norm_needs_two_examples(options, said):
+    task = Task.from_arrays(0, "all", torch.rand(8, 3), torch.arange(8) % 2, torch.rand(8, 3), torch.arange(8) % 2, valid=0)
+    method = Method(Network(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), tasks=[task]))
+    with pytest.raises(ValueError, match=f"task 'all': {said}.* batch norm") as error:
+        method.learn(task, Trainer(Regime(epochs=1, **options)))
+    assert "\n" not in str(error.value)
+
+
 def test_label_smoothing_is_in_the_loss_of_training_only():
     tasks = toy_tasks(1)
     losses = {}
