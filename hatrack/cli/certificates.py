@@ -5,7 +5,9 @@ from typing import Any
 
 from hatrack.cli.trunks import load_model
 from hatrack.experiments.bill_of_materials import bill_of_materials, save_bill
+from hatrack.experiments.kept_models import is_model_of
 from hatrack.experiments.record import Record
+from hatrack.files.atomic import read_bytes
 from hatrack.methods.certificate import Comparison, compare_certificates, load_certificate, save_certificate
 from hatrack.text import say
 
@@ -23,7 +25,11 @@ def certify(model: Path, kind: str, out: Path, trunk: str, method: str) -> None:
     loaded = load_model(model, trunk, method)
     if kind == "cyclonedx":
         beside = model.with_suffix(".json")
-        save_bill(bill_of_materials(loaded, model, Record.load(beside) if beside.exists() else None), out)
+        record = Record.load(beside) if beside.exists() else None
+        if record and not is_model_of(model, loaded, record):
+            say(f"{beside} is the record of another model, or this can't be told: the bill has nothing of it")
+            record = None
+        save_bill(bill_of_materials(loaded, model, record), out)
         say(f"the bill of materials of {model} is in {out}")
         return
     found = loaded.certificate()
@@ -59,4 +65,6 @@ def lines(found: Comparison) -> list[str]:
 
 def _certificate(path: Path, trunk: str, method: str) -> dict[str, Any]:
     """Return the certificate in a file, or of the model in it, whose digests are computed anew from its tensors."""
-    return load_model(path, trunk, method).certificate() if path.suffix == ".safetensors" else load_certificate(path)
+    if path.suffix == ".safetensors" or read_bytes(path, most=None)[8:9] == b"{":  # behind the size of its header
+        return load_model(path, trunk, method).certificate()
+    return load_certificate(path)

@@ -60,6 +60,8 @@ def compress(
     """
     for name in SET.keys() & given["run"]:
         raise ValueError(f"--{name.replace('_', '-')} is set by {SET[name]}")
+    if not task:
+        raise ValueError("--task must be the name of a task or its number from 0, not ''")
     regime = Regime(**given["regime"])
     regime.check_effect(given["regime"], method, METHODS.find(method).replaces)
     options: dict[str, Any] = {key: given[key] for key in ("benchmark_options", "network_options")}

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hatrack.benchmarks import BENCHMARKS
+from hatrack.experiments.extending import why_not
 from hatrack.experiments.record import Record, clean
 from hatrack.experiments.record_parts import TaskInfo
 from hatrack.experiments.run_folder import task_model
@@ -162,6 +163,8 @@ def _files(path: Path, record: Record) -> Iterator[str]:
 
 
 def _has_more_tasks(record: Record) -> bool:
-    """Return whether the sequence of a run goes on behind its last task, and does not depend on the number of tasks."""
+    """Return whether the sequence of a run goes on behind its last task, and `hatrack extend` would go on with it."""
     options = record.spec.benchmark_options
+    if why_not(record.spec, len(record.tasks) + 1):
+        return False
     return bool(record.spec.first_tasks) or options.get("permutations") == "prefix" or bool(options.get("step"))

@@ -15,8 +15,10 @@ import torch
 
 from hatrack._version import __version__
 from hatrack.datasets.catalog import SETS
+from hatrack.experiments.kept_models import END
 from hatrack.experiments.record import Record
 from hatrack.files.atomic import read_bytes, write
+from hatrack.files.tensors import written_digest
 from hatrack.methods import METHODS
 from hatrack.methods.guarantees import digest
 from hatrack.methods.method import Method
@@ -58,7 +60,7 @@ def bill_of_materials(method: Method, model: Path, record: Record | None = None)
         "bom-ref": MODEL,
         "name": name,
         "hashes": [_hash(sha256)],
-        "modelCard": _card(method, record, data),
+        "modelCard": _card(method, record, data, written_digest(model)),
         "properties": _properties(method),
     }
     return {
@@ -76,8 +78,9 @@ def bill_of_materials(method: Method, model: Path, record: Record | None = None)
     }
 
 
-def _card(method: Method, record: Record | None, data: list[Table]) -> Table:
-    """Return the model card: what the model takes and gives, how it was made, and how well it does."""
+def _card(method: Method, record: Record | None, data: list[Table], digest_of_file: str) -> Table:
+    """Return the model card: what the model takes and gives, how it was made, and, if the record is of this model, how well
+    it does."""
     net = method.net
     names = method.history
     card: Table = {
@@ -91,7 +94,8 @@ def _card(method: Method, record: Record | None, data: list[Table]) -> Table:
             "outputs": [{"format": f"{net.classes[task]} classes of task {task}, {name}"} for task, name in names.items()],
         }
     }
-    if record and [task.name for task in record.tasks] == list(names.values()):
+    own = record and record.models.get(END, digest_of_file) == digest_of_file
+    if record and own and [task.name for task in record.tasks] == list(names.values()):
         accuracies = {
             name: value for name, value in zip(names.values(), record.accuracy[-1], strict=True) if value is not None
         }

@@ -40,18 +40,18 @@ def build_tasks(spec: Run, device: torch.device | str) -> list[Task]:
     )  # it need not load the others
     tasks = sequence(spec.seed, **spec.benchmark_options, **alone)
     if spec.only_task:
-        tasks = [_find(tasks, spec.only_task)]
+        tasks = [_find(tasks, spec.only_task, spec.benchmark)]
     if spec.first_tasks > len(tasks):
         raise ValueError(f"first_tasks (--first-tasks) must be at most {len(tasks)}, the tasks of {spec.benchmark}, "
                          f"not {spec.first_tasks}")  # fmt: skip
     return all_to_device(in_scenario(tasks[: spec.first_tasks or None], spec.scenario), device)
 
 
-def _find(tasks: Sequence[Task], wanted: str) -> Task:
+def _find(tasks: Sequence[Task], wanted: str, benchmark: str) -> Task:
     """Return a task by its name, or by its number from 0, as the only task of a sequence."""
     found = [task for task in tasks if task.name == wanted] or [task for task in tasks if str(task.index) == wanted]
     if not found:
-        raise ValueError(f"only_task (--only-task): no task {wanted!r}; {nearest(wanted, [task.name for task in tasks])}")
+        raise ValueError(f"{benchmark} has no task {wanted!r}; {nearest(wanted, [task.name for task in tasks])}")
     train, valid, test = (replace(split, task=0) for split in (found[0].train, found[0].valid, found[0].test))
     return replace(found[0], index=0, train=train, valid=valid, test=test)
 

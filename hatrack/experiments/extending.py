@@ -19,7 +19,9 @@ from hatrack.engine.choice import Engine, Precision, choose_engine
 from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.precision import precision_scope
 from hatrack.experiments.build import build_method, build_tasks, build_trunk, described_trunk
+from hatrack.experiments.kept_models import check_model
 from hatrack.experiments.record import Record
+from hatrack.experiments.record_parts import Spec
 from hatrack.experiments.run import first_examples, versions
 from hatrack.experiments.run_folder import RunFolder, task_model
 from hatrack.experiments.spec import Run
@@ -55,20 +57,46 @@ def extended_run(record: Record, tasks: int, own: Collection[str] = ()) -> Run:
         raise ValueError(f"{record.name} can't be extended: this version, or the present data, would make another run of it")
     if tasks <= len(record.tasks):
         raise ValueError(f"--tasks must be more than {len(record.tasks)}, the tasks of the record, not {tasks}")
-    for wrong, why in {
-        "the state of its optimizer is carried over from task to task, and a model does not hold it": old.regime.keep_state,
-        "the accuracy on the new tasks after each epoch (--watch-tasks) was not measured": old.watch_tasks,
-        "its trunk was pretrained": bool(old.pretrain),
-        "it learned a single task of its benchmark (--only-task)": bool(old.only_task),
-    }.items():
-        if why:
-            raise ValueError(f"{record.name} can't be extended: {wrong}")
+    if why := why_not(record.spec, tasks):
+        raise ValueError(f"{record.name} can't be extended: {why}")
     total = len(BENCHMARKS[old.benchmark](old.seed, **old.benchmark_options))
     if tasks <= total:
         return replace(old, first_tasks=tasks if tasks < total else 0)
-    if not isinstance(old.benchmark_options.get("tasks"), int):
-        raise ValueError(f"--tasks must be at most {total}, the tasks of {old.benchmark}, not {tasks}")
-    return replace(old, first_tasks=0, benchmark_options={**old.benchmark_options, "tasks": tasks})
+    try:
+        if not isinstance(old.benchmark_options.get("tasks"), int):
+            raise ValueError("the benchmark has a fixed number of tasks")
+        return replace(old, first_tasks=0, benchmark_options={**old.benchmark_options, "tasks": tasks})
+    except ValueError:
+        bounds = f"from {len(record.tasks) + 1} to {total}" if total > len(record.tasks) else f"at most {total}"
+        every = "" if total > len(record.tasks) else ", which the record has already"
+        raise ValueError(f"--tasks must be {bounds}, the tasks of {old.benchmark}{every}, not {tasks}") from None
+
+
+def why_not(spec: Spec, tasks: int) -> str:
+    """Return why a run can't be extended to so many tasks, as far as its options alone say it; "" if they don't.
+
+    Args:
+        spec: what was run.
+        tasks: the number of tasks of the longer run.
+    """
+    options = spec.method_options
+    never, room = options.get("reuse") == "never", options.get("room", 0)
+    for why, wrong in {
+        "the state of its optimizer is carried over from task to task, and a model does not hold it": (
+            spec.regime.get("keep_state")
+        ),
+        "the accuracy on the new tasks after each epoch (--watch-tasks) was not measured": spec.watch_tasks,
+        "its trunk was pretrained": spec.pretrain,
+        "it learned a single task of its benchmark (--only-task)": spec.only_task,
+        "--permutations fresh draws other tasks every time": spec.benchmark_options.get("permutations") == "fresh",
+        "--columns budget makes columns that depend on the number of tasks": options.get("columns") == "budget",
+        "--reuse never with --room 0 divides the network among as many tasks as the run has; runs with --room N can be "
+        "extended to N tasks": never and not room,
+        f"--room {room} divides the network among {room} tasks": never and room and tasks > room,
+    }.items():
+        if wrong:
+            return why
+    return ""
 
 
 def prepare(
@@ -213,6 +241,7 @@ def _measured(
         scores: list[Any] = [(None, None)] * (len(tests) + len(trains))
         if found.exists():
             _take_state(found, method, [task.name for task in tasks[: number + 1]])
+            check_model(found, method, record, number, tasks)
             scores = list(Evaluations(method, [*tests, *trains], wait=wait_for_gpu)())
             if models:
                 models.checkpointer.make_folder()

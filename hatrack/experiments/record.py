@@ -17,13 +17,13 @@ from hatrack.text import SCARCE, SCORES, is_held
 
 SCHEMA = 1
 ADDED = (  # fields that a file has only if they are not empty
-    "pretraining", "valid_accuracy", "valid_loss", "costs", "weights_used", "tuned", "routed", "extended",
+    "pretraining", "valid_accuracy", "valid_loss", "costs", "weights_used", "tuned", "routed", "extended", "models",
 )  # fmt: skip
 
 
 @dataclass(repr=False)
 class Record:
-    """The results of a run. Everything but `seconds`, `versions`, `tuned` and `extended` follows from `spec`.
+    """The results of a run. Everything but `seconds`, `versions`, `tuned`, `extended` and `models` follows from `spec`.
 
     Entry [t][i] of a matrix is the value on task i after learning task t, both counted from 0. A value that is not a
     finite number is None.
@@ -55,6 +55,8 @@ class Record:
         extended: what the run went on from, by `hatrack extend`: the name of that record ("from"), its number of tasks
             ("tasks"), and how many numbers are missing because models after single tasks were not kept ("missing"); empty
             for a run that began with the first task.
+        models: the digests of the models that were kept beside the record, by "end", "task-1" and so on; see
+            `hatrack.experiments.kept_models`.
 
     Example:
         >>> import hatrack as hr
@@ -89,6 +91,7 @@ class Record:
     tuned: dict[str, Any] = field(default_factory=dict)
     routed: Routed | None = None
     extended: dict[str, Any] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         spec, accuracy = self.spec, metrics.average_accuracy(self.accuracy)

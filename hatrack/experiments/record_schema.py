@@ -63,6 +63,7 @@ def check_fields(data: dict[str, Any]) -> None:
         "routed": schema.fields({"kind": schema.text, "accuracy": numbers, "task": numbers}),
         "tuned": OPTIONS,
         "extended": EXTENDED,
+        "models": schema.table(schema.text),
         "costs": COSTS,
         "weights_used": schema.fields({
             "tasks": schema.items(schema.text, count),

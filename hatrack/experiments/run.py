@@ -19,6 +19,7 @@ from hatrack.engine.precision import check_precision, precision_scope
 from hatrack.experiments.ahead import compile_ahead
 from hatrack.experiments.arguments import check_arguments, check_note
 from hatrack.experiments.build import build_method, build_tasks, build_trunk, described_trunk
+from hatrack.experiments.kept_models import kept_models
 from hatrack.experiments.pretraining import pretrained_trunk, pretraining_task
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, TaskInfo
@@ -153,6 +154,7 @@ def run(
         if folder:
             if not keep_model and is_plain(folder.model):  # of the record that is replaced now
                 folder.model.unlink()
+            record.models = kept_models(folder.record, len(tasks) if keep_each else 0)
             record.save(folder.path.parent)
             folder.remove_states()
     return record
@@ -216,6 +218,7 @@ def _run(
                 )
             method.restore_data(task)
             method.net.set_target(task)
+            method.net.note_example(task)
     else:
         rows["before"] = [score.accuracy for score in Evaluations(method, tests, wait=wait_for_gpu)()]
     energy = EnergyMeter(method.net.example.device, saved.get("joules") if saved else 0.0)

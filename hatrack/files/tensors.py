@@ -12,7 +12,7 @@ from safetensors.torch import load as read_safetensors
 from safetensors.torch import save as safetensors_of
 from torch import Tensor
 
-from hatrack.files.atomic import read_bytes, write
+from hatrack.files.atomic import is_plain, read_bytes, write
 from hatrack.files.limits import TEXT
 
 SHOWN = 3  # differences that an error message names
@@ -37,8 +37,35 @@ def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def write_copies(path: Path, copies: dict[str, Tensor], text: str, *, state: bool = False) -> None:
     """Write a file as `save` does, of what `host_copies` returned and of metadata as JSON. It may run in any thread."""
-    data = safetensors_of(copies, metadata={"hatrack": text, "digest": digest(copies, text)})
+    data = _in_order(safetensors_of(copies, metadata={"hatrack": text, "digest": digest(copies, text)}))
     write(path, data, follow=not state, private=state)
+
+
+def _in_order(data: bytes) -> bytes:
+    """Return the bytes of a safetensors file with its metadata sorted by name: safetensors writes them in any order, and
+    equal content shall give equal files."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
+    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(data)[8 + size :]))
+
+
+def written_digest(path: Path) -> str:
+    """Return the digest that a file of `save` gives of its content, of which only the header is read; "" if it gives none.
+
+    `load` compares the digest with the content.
+    """
+    if not is_plain(path):
+        return ""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size)) if size <= TEXT else {}
+        return str(header["__metadata__"]["digest"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Certificates: what shows that finished tasks are, bit for bit, what they were, without trusting who trained since.
 
-A certificate has, per finished task, the digest of all that the task uses (weights, gates, norms, head, preprocessing) and
-its answers on the example images of the network. `compare_certificates` compares the certificate of a method with that of
-an earlier one.
+A certificate has, per finished task, the digest of all that the task uses (weights, gates, norms, head, preprocessing), its
+target, which says what `predict` makes of its outputs, and its answers on the example images of the network.
+`compare_certificates` compares the certificate of a method with that of an earlier one.
 """
 
 import json
@@ -19,18 +19,25 @@ from hatrack.files import schema, tensors
 from hatrack.files.atomic import read_bytes, write
 from hatrack.methods import METHODS
 from hatrack.methods.guarantees import digest, logits
+from hatrack.tasks.targets import CLASSES
 
 if TYPE_CHECKING:
     from hatrack.methods.method import Method
 
 KIND, FORMAT = "hatrack certificate", 1
-TOLERANCE = 1e-2  # of answers, as a share of the largest of them: the last bits depend on the machine and the build of torch
-TASK = schema.fields({
-    "number": schema.number(0, 2**40, whole=True),
-    "name": schema.text,
-    "digest": schema.text,
-    "answers": schema.items(schema.items(schema.number(-1e39, 1e39, null=True))),
-})  # fmt: skip
+# How far answers may differ, as a share of the largest of them. They are equal if they are computed in the same way; the
+# last bits depend on the machine, the build of torch and the number of threads, and products in TF32 are a hundredth off.
+TOLERANCE, SAME_CONDITIONS = 1e-2, 1e-5
+CONDITIONS = ("torch", "system", "device", "processor", "threads", "tf32")  # in `versions`: what decides the last bits
+TASK = schema.fields(
+    {
+        "number": schema.number(0, 2**40, whole=True),
+        "name": schema.text,
+        "digest": schema.text,
+        "answers": schema.items(schema.items(schema.number(-1e39, 1e39, null=True))),
+    },
+    {"target": schema.table(lambda *_: None)},  # certificates of version 0.1 have none
+)
 FIELDS = schema.fields({
     "kind": schema.text,
     "format": schema.number(1, 2**31, whole=True),
@@ -62,7 +69,13 @@ def certificate(method: "Method") -> dict[str, Any]:
         kind = METHODS.name_of(type(method))
         raise ValueError(f"{kind} does not guarantee that finished tasks stay as they are, so it can't certify them")
     tasks = [
-        {"number": task, "name": name, "digest": digests[task], "answers": _plain(logits(method, task))}
+        {
+            "number": task,
+            "name": name,
+            "digest": digests[task],
+            "target": {"outputs": method.net.classes[task], **method.net.targets.get(task, CLASSES).to_dict()},
+            "answers": _plain(logits(method, task)),
+        }
         for task, name in method.history.items()
     ]
     return signed({
@@ -71,8 +84,26 @@ def certificate(method: "Method") -> dict[str, Any]:
         "method": METHODS.name_of(type(method)),
         "options": json.loads(json.dumps(method.options)),
         "tasks": tasks,
-        "versions": {"hatrack": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {
+            "hatrack": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            **_conditions(method.net.example.device),
+        },
     })  # fmt: skip
+
+
+def _conditions(device: torch.device) -> dict[str, str]:
+    """Return what decides, beside the version of torch, the last bits of answers on a device."""
+    gpu = device.type == "cuda"
+    flags = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) if gpu else ()
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if gpu else device.type,
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "tf32": " ".join(map(str, flags)),
+    }
 
 
 def _plain(answers: torch.Tensor) -> list[list[float | None]]:
@@ -98,6 +129,8 @@ def load_certificate(path: Path | str) -> dict[str, Any]:
     try:
         found = json.loads(read_bytes(path).decode())
         FIELDS("", found)
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a certificate: it is not text, and not a model of hatrack either") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a certificate: {' '.join(str(error).split())}") from None
     if found["kind"] != KIND or found["format"] > FORMAT:
@@ -116,7 +149,8 @@ class Comparison:
 
     Attributes:
         same: tasks that use the same bits.
-        changed: tasks that use other bits, or give other answers on the example: then the code of the trunk differs.
+        changed: tasks that use other bits, have another target, or give other answers on the example: then the code of the
+            trunk differs.
         missing: tasks that are gone, or have another number.
         added: tasks that only the new one has.
     """
@@ -133,7 +167,10 @@ class Comparison:
 
 
 def compare_certificates(new: Mapping[str, Any], old: Mapping[str, Any]) -> Comparison:
-    """Compare two certificates task by task: digests exactly, answers on the example to a tolerance.
+    """Compare two certificates task by task: digests and targets exactly, answers on the example to a tolerance.
+
+    Answers may differ by 1e-5 of the largest if both certificates were made with the same version of torch on the same
+    kind of device and processor, with as many threads, and by 1e-2 otherwise.
 
     Args:
         new: what `certificate` returns for the later method.
@@ -153,16 +190,22 @@ def compare_certificates(new: Mapping[str, Any], old: Mapping[str, Any]) -> Comp
     now = {(task["number"], task["name"]): task for task in new["tasks"]}
     then = {(task["number"], task["name"]): task for task in old["tasks"]}
     result = Comparison(added=[key[1] for key in now if key not in then])
+    one, two = new.get("versions", {}), old.get("versions", {})
+    alike = all(name in one and one[name] == two.get(name) for name in CONDITIONS)
+    share = SAME_CONDITIONS if alike else TOLERANCE
     for key, before in then.items():
-        place = result.missing if key not in now else result.same if _same(now[key], before) else result.changed
+        place = result.missing if key not in now else result.same if _same(now[key], before, share) else result.changed
         place.append(key[1])
     return result
 
 
-def _same(now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
-    """Return whether a task uses the same bits and gives the same answers, but for rounding."""
+def _same(now: Mapping[str, Any], then: Mapping[str, Any], share: float) -> bool:
+    """Return whether a task uses the same bits, has the same target and gives the same answers, but for a share of the
+    largest of them."""
+    if now.get("target", then.get("target")) != then.get("target", now.get("target")):  # where both certificates have it
+        return False
     if now["digest"] != then["digest"] or list(map(len, now["answers"])) != list(map(len, then["answers"])):
         return False
     pairs = [pair for both in zip(now["answers"], then["answers"], strict=True) for pair in zip(*both, strict=True)]
-    bound = TOLERANCE * max([1.0, *(abs(b) for _, b in pairs if b is not None)])
+    bound = share * max([1.0, *(abs(b) for _, b in pairs if b is not None)])
     return all(a is b is None or (a is not None and b is not None and abs(a - b) <= bound) for a, b in pairs)

@@ -36,7 +36,7 @@ from hatrack.methods.parts.candidates import (
     with_initial,
 )
 from hatrack.methods.parts.freeze import Freeze
-from hatrack.methods.parts.releasing import FreeOption, InitialValues, renew, warn_of_traces
+from hatrack.methods.parts.releasing import FreeOption, InitialValues, note_renewed, renew, warn_of_example, warn_of_traces
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.parts.unit_usage import layer_usage, warn_if_held
 from hatrack.methods.serving import ServedNetwork, ServedTask
@@ -398,6 +398,8 @@ class HAT(Method):
             held = [name for name, count in self.units.held_elements().items() if count]
             drift = "gates are soft" if self.kind == "soft" else "tasks share their norms"
             warn_of_traces(self, task, held, drift if not self.used_by(task) else "")
+        elif erase:
+            warn_of_example(self, task)
         self.forget_task(task)
         to_present(self, task)
         self.done[task], self.gates[task] = False, 0
@@ -407,6 +409,8 @@ class HAT(Method):
         if erase:
             self.net.preprocessing.reset(task)
         self._renew_free_weights(erase=erase)
+        if erase or self.initial is not None:
+            note_renewed(self, task if erase else None)
 
     # Growing
 

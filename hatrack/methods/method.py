@@ -26,6 +26,7 @@ from hatrack.methods.hidden_state import HiddenState
 from hatrack.methods.modes import without_autocast_cache
 from hatrack.methods.overrides import check_overrides
 from hatrack.methods.ownership import check_owner, claim
+from hatrack.methods.parts.releasing import note_forgotten, note_learned
 from hatrack.methods.router import Router, fit_router
 from hatrack.methods.serving import ServedMethod, ServedNetwork, ServedTask
 from hatrack.methods.stored_images import StoredImages
@@ -90,6 +91,9 @@ class Method(TrainedMethod):
         self.built = len(net.classes), [name for name, p in net.trunk.named_parameters() if not p.requires_grad]
         self.grown = len(net.classes)  # how many tasks there is room for: see `on_new_tasks`
         self.history: dict[int, str] = {}  # the finished tasks and their names, in the order of learning
+        self.learned_after: dict[
+            int, list[int]
+        ] = {}  # by task: those learned after an earlier version of it, see releasing.py
         self.current_task: int | None = None  # the number of the task that is being learned
         self.fitting = False  # while a fit runs the steps of an epoch
         self.stored_images: StoredImages | None = None  # a method with the option `probes` makes them: see stored_images.py
@@ -116,6 +120,8 @@ class Method(TrainedMethod):
         state = super().state_dict(*args, prefix=prefix, **keywords)
         if (own := getattr(state, "_metadata", {}).get(prefix[:-1])) is not None:
             own["learned"] = {"tasks": dict(self.history), "digests": dict(self.digests), "targets": dict(self.net.targets)}
+            own["learned"]["after"] = {task: list(others) for task, others in self.learned_after.items()}
+            own["learned"]["example"] = self.net.example_task
         return state
 
     def _load_from_state_dict(
@@ -129,6 +135,8 @@ class Method(TrainedMethod):
         if (learned := local_metadata.get("learned")) is not None:  # a plain dictionary of tensors does not say it
             self.history, self.digests = dict(learned["tasks"]), dict(learned["digests"])
             self.net.targets = dict(learned.get("targets", {}))
+            self.learned_after = {task: list(others) for task, others in learned.get("after", {}).items()}
+            self.net.example_task = learned.get("example")
 
     def __repr__(self) -> str:
         known = parameters(type(self))
@@ -266,7 +274,9 @@ class Method(TrainedMethod):
                 kept = self.stored_images.select(task.train) if self.stored_images and self.used_by(task.index) else None
             self.digests.pop(task.index, None)  # of the task as it was before, if it was learned again
             self.net.set_target(task)
+            self.net.note_example(task)
             self.router.delete(task.index)
+            note_learned(self, task.index)
             self.history.pop(task.index, None)
             self.history[task.index] = task.name
             if self.stored_images and kept is not None:
@@ -422,6 +432,7 @@ class Method(TrainedMethod):
 
     def forget_task(self, task: int) -> None:
         """Remove a task from the list of finished ones: what it uses may change. What was stored of it is deleted."""
+        note_forgotten(self, task)
         self.history.pop(task, None)
         self.digests.pop(task, None)
         self.router.delete(task)

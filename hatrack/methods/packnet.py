@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.freeze import Freeze
-from hatrack.methods.parts.releasing import renew, warn_of_traces
+from hatrack.methods.parts.releasing import note_renewed, renew, warn_of_traces
 from hatrack.methods.parts.task_norms import TaskNorms, own_tensors
 from hatrack.methods.parts.vectors import pieces, values
 from hatrack.methods.serving import ServedNetwork, ServedTask
@@ -254,6 +254,7 @@ class PackNet(Method):
         if erase:
             self.net.preprocessing.reset(task)
             self._erase_free_weights()
+            note_renewed(self, task)
 
     def _erase_free_weights(self) -> None:
         """Set all free weights to 0, as a task that was pruned leaves them; draw new ones if no task is learned, because a

@@ -28,7 +28,7 @@ from hatrack.methods.parts.candidates import ReuseOption, RoomOption, check_opti
 from hatrack.methods.parts.capturing import is_capturing
 from hatrack.methods.parts.divisors import divisors
 from hatrack.methods.parts.freeze import Freeze
-from hatrack.methods.parts.releasing import FreeOption, InitialValues, renew, warn_of_traces
+from hatrack.methods.parts.releasing import FreeOption, InitialValues, note_renewed, renew, warn_of_example, warn_of_traces
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.parts.vectors import pieces
 from hatrack.methods.serving import ServedNetwork, ServedTask
@@ -373,6 +373,8 @@ class PMASK(Method):
         self.make_room()
         if erase and self.candidates is None:
             warn_of_traces(self, task, [], "" if self.used_by(task) else "tasks share their norms")
+        elif erase:
+            warn_of_example(self, task)
         self.forget_task(task)
         to_present(self, task)
         self.done[task] = False
@@ -382,6 +384,8 @@ class PMASK(Method):
         if erase:
             self.net.preprocessing.reset(task)
         self._renew_free_weights(erase=erase)
+        if erase or self.initial is not None:
+            note_renewed(self, task if erase else None)
 
     # Growing
 

@@ -18,7 +18,7 @@ from hatrack.networks.arguments import cannot_run, check_arguments, check_classe
 from hatrack.networks.freezing import freeze_parts
 from hatrack.networks.heads import by_task
 from hatrack.networks.initial_weights import initialise
-from hatrack.networks.preprocessing import Preprocessing, classes_and_example
+from hatrack.networks.preprocessing import Preprocessing, as_example, classes_and_example
 from hatrack.seeds import seeded
 from hatrack.tasks.split import TaskId, shape_text
 from hatrack.tasks.targets import CLASSES, Target
@@ -103,6 +103,7 @@ class Network(nn.Module):
         self.frozen = [*freeze_parts(trunk, freeze), *frozen_norms(trunk)]
         self.classes: list[int] = []
         self.targets: dict[int, Target] = {}  # of learned tasks that ask for something else than plain classes
+        self.example_task: int | None = None  # the task whose first training images are the example, once it was learned
         self.heads = nn.ModuleList()  # of nn.Linear: one per task, or a single one; of "class", the rows of each task
         for count in classes:
             self.add_task(count)
@@ -265,6 +266,35 @@ class Network(nn.Module):
         self.targets.pop(task.index, None)
         if task.target is not CLASSES:
             self.targets[task.index] = task.target
+
+    def note_example(self, task: Task) -> None:
+        """Remember whether the example consists of this task's training images, which a file of the network then holds."""
+        some = torch.arange(min(len(self.example), len(task.train)), device=task.train.y.device)
+        seen = task.train.inputs(some).to(self.example)
+        if seen.shape == self.example.shape and torch.allclose(seen, self.example, rtol=1e-4, atol=1e-5):
+            self.example_task = task.index
+
+    def replace_example(self, images: Any) -> None:
+        """Take other images as the example. No weight and no answer changes, but certificates hold answers on the example.
+
+        Args:
+            images: as many images as the example has, of its shape; noise serves as well. Bytes (uint8) are scaled to
+                [0, 1], others are taken as the trunk gets them.
+
+        Raises:
+            ValueError: if the images have another shape, or values that are NaN or infinite.
+
+        Example:
+            >>> net = hr.Network(trunk, tasks=tasks)
+            >>> net.replace_example(torch.randn(2, 1, 28, 28))
+        """
+        new = as_example(images).to(self.example)
+        if new.shape != self.example.shape:
+            raise ValueError(f"the example must be of shape {tuple(self.example.shape)}, not {tuple(new.shape)}")
+        if not new.isfinite().all():
+            raise ValueError("the example holds values that are NaN or infinite")
+        self.example.copy_(new)
+        self.example_task = None
 
     def answer(self, outputs: Tensor, task: TaskId) -> Tensor:
         """Return what outputs mean: the class of each example, or what else its task was learned for.

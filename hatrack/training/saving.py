@@ -8,6 +8,7 @@ depend on the machine and on the build of PyTorch.
 
 import inspect
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -87,13 +88,21 @@ def save(
             tensors[f"state.{name}"] = value
     more = {"adapters": dict(adapters)} if adapters else {}
     own = {"network": {"name": network[0], "options": dict(network[1]), **more}} if network else {}
-    tensor_files.save(path, {**tensors, "example": method.net.example}, {**metadata, **own, "tasks": tasks})
+    tensor_files.save(
+        path, {**tensors, "example": method.net.example}, {**metadata, **own, **_notes(method), "tasks": tasks}
+    )
     method.digests = {task: found for task, found in digests.items() if found}
 
 
 def _target(net: Network, task: int) -> dict[str, Any]:
     """Return what a file says of the target of a task; nothing if it has plain classes."""
     return {"target": net.targets[task].to_dict()} if task in net.targets else {}
+
+
+def _notes(method: Method) -> dict[str, Any]:
+    """Return what a file says of tasks that were learned before, for `release`; only what there is to say."""
+    after, example = {str(task): others for task, others in method.learned_after.items()}, method.net.example_task
+    return {**({"learned_after": after} if after else {}), **({} if example is None else {"example_task": example})}
 
 
 def _check_loadable(method: Method) -> None:
@@ -201,6 +210,8 @@ def load(path: Path | str, trunk: nn.Module | None = None, *, method: type[Metho
     built.history = {task["index"]: task["name"] for task in metadata["tasks"]}
     built.digests = {task["index"]: task["digest"] for task in metadata["tasks"] if task["digest"]}
     built.net.targets = {t["index"]: target_from_dict(t["target"]) for t in metadata["tasks"] if "target" in t}
+    built.learned_after = {int(task): list(others) for task, others in metadata.get("learned_after", {}).items()}
+    built.net.example_task = metadata.get("example_task")
     built.eval()
     _compare(path, built, tensors, metadata["versions"])
     return built
@@ -269,9 +280,19 @@ def _contents(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> dic
         "built": 0 <= metadata["built"] <= len(classes),
         "example": "example" in tensors,
         "tasks": all(right) and len(set(numbers)) == len(numbers),
+        "learned_after": _are_notes(metadata.get("learned_after", {})),
+        "example_task": type(metadata.get("example_task", 0)) is int,
         "frozen": all(isinstance(name, str) for name in metadata["frozen"]),
         "stopped": all(isinstance(name, str) for name in metadata["stopped"]),
     }
+
+
+def _are_notes(found: Any) -> bool:
+    """Return whether this is a table of lists of tasks by task."""
+    return isinstance(found, dict) and all(
+        re.fullmatch("[0-9]{1,9}", task) and isinstance(others, list) and all(type(other) is int for other in others)
+        for task, others in found.items()
+    )
 
 
 def _is_target(description: Any, outputs: Any) -> bool:

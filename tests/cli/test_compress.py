@@ -78,7 +78,8 @@ def test_mistakes(tmp_path, capsys):
         (("compress", "--task", "0"), "comes first"),
         (("compress", "smnist"), "--task"),
         (("compress", "nowhere", "--task", "0"), "nowhere"),
-        (("compress", "smnist", "--task", "7", "--data", "sample"), "digits 0-4"),
+        (("compress", "smnist", "--task", "7", "--data", "sample"), "smnist has no task '7'; there are: digits 0-4"),
+        (("compress", "smnist", "--task", "", "--data", "sample"), "--task must be the name"),
         (("compress", "smnist", "--task", "0", "--data", "sample", "--method", "ewc"), "ewc"),
         (("compress", "smnist", "--task", "0", "--data", "sample", "--first-tasks", "1"), "--task"),
     ):

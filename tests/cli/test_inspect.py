@@ -175,3 +175,14 @@ def test_the_table_fits_the_terminal_and_cuts_no_number(capsys, monkeypatch):
     assert max(map(len, lines)) <= 100
     assert "the last 6 of 30 tasks are shown; a wider terminal shows more" in lines
     assert any("1,234,567" in line and f"{100 * shares[-1]:.1f}" in line for line in lines)
+
+
+def test_a_model_is_known_by_its_content_whatever_its_name_is(kept, tmp_path, capsys):
+    _, model = files(kept, "hat")
+    copied, other = tmp_path / "copy.model", tmp_path / "picture.png"
+    copied.write_bytes(model.read_bytes())
+    other.write_bytes(b"\x89PNG\r\n\x1a\n\x00")
+    assert main(("verify", str(copied), "--against", str(model))) == 0
+    assert "unchanged" in capsys.readouterr().out
+    assert main(("verify", str(other), "--against", str(model))) == 2
+    assert "is not a certificate: it is not text" in capsys.readouterr().err

@@ -64,3 +64,21 @@ def test_an_unknown_method_and_missing_numbers(tmp_path, capsys):
     assert "—" in said
     assert main(("show", str(tmp_path / "none.json"))) == 2
     assert Record.load(tmp_path / f"{found.name}.json").accuracy[0][1] is None
+
+
+def test_an_extension_that_would_be_refused_is_not_suggested(tmp_path, capsys):
+    plain = {"regime": Regime(epochs=1), "first_tasks": 1}
+    for changes, suggested in (
+        ({}, True),
+        ({"method_options": {"reuse": "never", "room": 2}}, True),
+        ({"method_options": {"reuse": "never"}}, False),
+        ({"method_options": {"reuse": "never", "room": 1}}, False),
+        ({"regime": Regime(epochs=1, keep_state=True)}, False),
+        ({"watch_tasks": True}, False),
+    ):
+        one = small("hat", **{**plain, **changes})
+        run(one, tmp_path, keep_model=True)
+        path = tmp_path / f"{one.name}.json"
+        assert ("hatrack extend" in shown(path, capsys)) == suggested, changes
+        assert main(("extend", str(path), "--tasks", "2", "--device", "cpu")) == (0 if suggested else 2)
+        capsys.readouterr()

@@ -111,3 +111,24 @@ def test_another_file_is_not_replaced(kept, capsys):
     assert record.read_bytes() == before
     assert main(("certify", str(model), "--format", "spdx")) == 2
     assert Run.from_spec(Record.load(record).spec.written).method == "hat"
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_record_of_another_model_is_left_out(kept, noted, tmp_path, capsys):
+    (model,) = kept.glob("*-hat-*.safetensors")
+    other = small("hat", regime=Regime(epochs=2))
+    run(other, tmp_path / "other", keep_model=True)
+    record, own = Record.load(model.with_suffix(".json")), tmp_path / model.name
+    record.models = record.models if noted else {}
+    record.save(tmp_path)
+    for source, belongs in ((model, True), (tmp_path / "other" / f"{other.name}.safetensors", False)):
+        own.write_bytes(source.read_bytes())
+        assert main(("certify", str(own), "--format", "cyclonedx")) == 0
+        assert ("another model" in capsys.readouterr().out) == (not belongs)
+        bill = json.loads(own.with_suffix(".cdx.json").read_text())
+        assert errors(bill) is None
+        assert ("quantitativeAnalysis" in bill["metadata"]["component"]["modelCard"]) == belongs
+        assert (bill["components"][0]["type"] == "data") == belongs
+    if noted:
+        bill = bill_of_materials(load(own), own, record)
+        assert "quantitativeAnalysis" not in bill["metadata"]["component"]["modelCard"]

@@ -135,7 +135,10 @@ def test_what_cannot_be_extended_is_refused_in_one_line(tmp_path, capsys):
         assert said.count("\n") == 1, said
 
     refused(split("sgd"), 2, "more than 2")
-    refused(split("sgd"), 6, "one of 2, 5")
+    refused(split("sgd"), 6, "--tasks must be from 3 to 5, the tasks of smnist, not 6")
+    refused(short("sgd"), 9, "at most 2")
+    refused(split("hat", method_options={"reuse": "never"}), 3, "--room N")
+    refused(split("hat", method_options={"reuse": "never", "room": 3}), 4, "--room 3")
     refused(short("sgd"), 5, "--first-tasks")
     refused(short("sgd", "pmnist", benchmark_options={"tasks": 2}), 3, "--permutations prefix")
     refused(short("sgd", "digits-and-clothes"), 7, "at most 6")
@@ -206,3 +209,51 @@ def test_a_record_from_before_has_no_field_and_one_that_is_wrong_is_refused(tmp_
     record.extended = {"from": "other", "tasks": -1, "missing": 0}
     with pytest.raises(ValueError, match=r"extended\.tasks"):
         Record.load(record.save(tmp_path))
+
+
+def without_digests(path):
+    """Write a record as versions did that noted no digests of models."""
+    record = Record.load(path)
+    record.models = {}
+    record.save(path.parent)
+
+
+@pytest.mark.parametrize("noted", [True, False])
+@pytest.mark.parametrize("method", ["sgd", "hat"])
+def test_a_model_of_the_same_tasks_but_of_another_run_is_refused(method, noted, tmp_path, capsys):
+    one, others = split(method), (split(method, seed=1), split(method, regime=Regime(epochs=2, batch=200)))
+    run(one, tmp_path, keep_model=True, keep_each=True)
+    path = tmp_path / f"{one.name}.json"
+    if not noted:
+        without_digests(path)
+    for other in others:
+        run(other, tmp_path / "other", keep_model=True, keep_each=True)
+        for ending in (".safetensors", ".task-1.safetensors"):
+            place = path.with_name(one.name + ending)
+            content = place.read_bytes()
+            place.write_bytes((tmp_path / "other" / (other.name + ending)).read_bytes())
+            assert main(("extend", str(path), "--tasks", "3", *WORDS)) == 2
+            said = capsys.readouterr().err
+            assert f"{place} is not the model" in said
+            assert said.count("\n") == 1
+            place.write_bytes(content)
+    assert main(("extend", str(path), "--tasks", "3", *WORDS)) == 0
+
+
+@pytest.mark.parametrize("method", ["ewc", "packnet", "er", "pmask", "pnn", "joint"])
+def test_the_right_model_of_a_record_without_digests_is_taken(method, tmp_path):
+    one = split(method)
+    run(one, tmp_path, keep_model=True, keep_each=True)
+    without_digests(tmp_path / f"{one.name}.json")
+    assert main(("extend", str(tmp_path / f"{one.name}.json"), "--tasks", "3", *WORDS)) == 0
+    assert list(Record.load(tmp_path / f"{split(method, 3).name}.json").models) == ["end"]
+
+
+def test_a_record_has_the_digests_of_the_models_that_were_kept(tmp_path):
+    one = split("sgd")
+    assert run(one, tmp_path / "none").models == {}
+    first, again = (run(one, tmp_path / name, keep_model=True, keep_each=True) for name in ("a", "b"))
+    assert list(first.models) == ["end", "task-1", "task-2"]
+    assert first.models == again.models == Record.load(tmp_path / "a" / f"{one.name}.json").models
+    for name in (f"{one.name}.safetensors", f"{one.name}.task-1.safetensors"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()

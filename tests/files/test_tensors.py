@@ -111,3 +111,21 @@ def test_differences_are_told_by_name():
     names = dict.fromkeys("abcd", two)
     assert tensors.differences(names, {"d": two}) == "it lacks a, it lacks b, it lacks c"
     assert tensors.differences({**names, "e": two}, {}) == "it lacks a, it lacks b, it lacks c, and 2 more"
+
+
+def test_equal_content_gives_equal_files(tmp_path):
+    """safetensors alone writes metadata in another order every time."""
+    for number in range(20):
+        tensors.save(tmp_path / str(number), {**GIVEN, "é": torch.ones(3)}, {"x": 'a "text" \\ with é'})
+    assert len({(tmp_path / str(number)).read_bytes() for number in range(20)}) == 1
+    found, metadata = tensors.load(tmp_path / "0")
+    assert torch.equal(found["é"], torch.ones(3))
+    assert metadata == {"x": 'a "text" \\ with é'}
+    data = (tmp_path / "0").read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    assert size % 8 == 0
+    assert tensors.written_digest(tmp_path / "0") == json.loads(data[8 : 8 + size])["__metadata__"]["digest"]
+    for content in (b"", b"{}", b"\xff" * 20, struct.pack("<Q", 2) + b"{}"):
+        (tmp_path / "other").write_bytes(content)
+        assert tensors.written_digest(tmp_path / "other") == ""
+    assert tensors.written_digest(tmp_path / "none") == ""

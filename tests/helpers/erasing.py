@@ -42,10 +42,12 @@ def _transformed(task: Task) -> Task:
 
 
 def build(name: str, tasks: list[Task], network: str | nn.Module = "mlp", *, seed: int = 0, **options: object) -> Method:
-    """An untrained method on a small network."""
+    """An untrained method on a small network, whose example is noise: no image of a task remains there."""
     with seeded(seed, "weights"):
         trunk = NETWORKS[network](tasks[0].shape, **SMALL[network]) if isinstance(network, str) else network
-    return METHODS[name](Network(trunk, tasks=tasks, seed=seed), **options)
+    net = Network(trunk, tasks=tasks, seed=seed)
+    net.replace_example(torch.randn(net.example.shape, generator=torch.Generator().manual_seed(seed)))
+    return METHODS[name](net, **options)
 
 
 def trainer(optimizer: str = "momentum with decay", epochs: int = 2, **changes: object) -> Trainer:

@@ -223,6 +223,7 @@ def test_parts_that_the_user_froze_stay_open_to_all():
     for turns in ((0, 1, 2), (1, 2)):
         with seeded(0, "weights"):
             net = Network(mlp(tasks[0].shape, widths=(24, 24)), tasks=tasks, freeze="2")
+        net.replace_example(torch.randn(2, *tasks[0].shape))
         methods.append(HAT(net, reuse="never"))
         for turn in turns:
             methods[-1].learn(tasks[turn], trainer())

@@ -1,11 +1,13 @@
 """Certificates: a later task changes none, and any bit that a task uses does."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from hatrack import METHODS, Regime, Trainer, compare_certificates, load, save
+from hatrack import HAT, METHODS, Network, Regime, Task, Trainer, compare_certificates, load, save
 from hatrack.__main__ import main
 from hatrack.files import tensors
 from hatrack.methods.certificate import load_certificate, save_certificate, signed
@@ -118,3 +120,55 @@ def test_a_changed_or_foreign_certificate_is_refused(tmp_path, capsys):
     path.write_text("no json")
     assert main(("verify", str(path), "--against", str(path))) == 2
     assert "is not a certificate" in capsys.readouterr().err
+
+
+def test_another_target_is_a_change(tmp_path):
+    """Outputs of a regression are in units of its mean and spread: other ones make `predict` answer something else."""
+    x = np.random.RandomState(0).randn(60, 1, 4, 4).astype("float32")
+    y = x.reshape(60, -1)[:, :2] * 50 + 1000
+    task = Task.from_arrays(0, "numbers", x, y, x, y, target="regression")
+    make_trunk = lambda: mlp(task.shape, widths=(24,), dropout=0, input_dropout=0)  # noqa: E731
+    method = HAT(Network(make_trunk(), tasks=[task]))
+    learn(method, [task])
+    old, target, path = method.certificate(), method.net.targets[0], tmp_path / "model.safetensors"
+    before = {**old, "tasks": [{k: v for k, v in old["tasks"][0].items() if k != "target"}]}
+    save_certificate(signed(before), tmp_path / "old.certificate")
+    before = load_certificate(tmp_path / "old.certificate")
+    for change in ({"mean": target.mean * 2}, {"std": target.std * 2}, {"flat": True}):
+        method.net.targets[0] = replace(target, **change)
+        save(method, path)
+        for new in (method, load(path, make_trunk())):
+            assert compare_certificates(new.certificate(), old).changed == ["numbers"]
+            assert compare_certificates(new.certificate(), before).kept, "a certificate from before has no target"
+            assert compare_certificates(before, new.certificate()).kept
+    method.net.targets.clear()
+    assert compare_certificates(method.certificate(), old).changed == ["numbers"]
+    method.net.targets[0] = target
+    save(method, path)
+    assert compare_certificates(load(path, make_trunk()).certificate(), old).same == ["numbers"]
+
+
+class Scaled(torch.nn.Module):
+    """A trunk whose features are a little larger."""
+
+    def __init__(self, trunk, factor):
+        super().__init__()
+        self.trunk, self.factor = trunk, factor
+
+    def forward(self, x):
+        return self.trunk(x) * self.factor
+
+
+def test_a_small_change_of_the_code_is_found_under_the_same_conditions():
+    tasks = toy_tasks(2)
+    methods = [HAT(Network(Scaled(mlp(tasks[0].shape, widths=(24,)), factor), tasks=tasks)) for factor in (1.0, 1.0005)]
+    learn(methods[0], tasks)
+    methods[1].load_state_dict(methods[0].state_dict())
+    old, new = (method.certificate() for method in methods)
+    assert [task["digest"] for task in old["tasks"]] == [task["digest"] for task in new["tasks"]]
+    assert compare_certificates(new, old).changed == [task.name for task in tasks]
+    for name in ("torch", "device", "threads", "processor", "system", "tf32"):
+        elsewhere = {**old, "versions": {**old["versions"], name: "another"}}
+        assert compare_certificates(new, elsewhere).kept, f"another {name} may round otherwise"
+    names = ("hatrack", "torch", "python")  # what a certificate of version 0.1 has
+    assert compare_certificates(new, {**old, "versions": {k: old["versions"][k] for k in names}}).kept

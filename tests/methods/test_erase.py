@@ -1,5 +1,6 @@
 """Erasing a task: the network from before, bit for bit, and nothing of the task is left."""
 
+import copy
 import random
 import warnings
 
@@ -165,6 +166,7 @@ def test_a_shared_head_too(name):
     tasks = toy_tasks(3)
     with seeded(0, "weights"):
         net = Network(mlp(tasks[0].shape, widths=(24, 24)), tasks=tasks, heads="shared")
+    net.replace_example(torch.randn(2, *tasks[0].shape))
     method, states = METHODS[name](net, free="initial"), []
     states.append(snapshot(method))
     for task in tasks:
@@ -267,3 +269,79 @@ def test_soft_gates():
     method.learn(tasks[0], trainer())
     with pytest.warns(UserWarning, match="gates are soft"):
         method.release(0, erase=True)
+
+
+def erased_with(method, task):
+    """What is said while a task is erased."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        method.release(task, erase=True)
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("released", [False, True])
+def test_what_was_learned_after_an_earlier_version_is_named(name, released, tmp_path):
+    tasks = small_tasks()
+    method = build(name, tasks)
+    method.learn(tasks[0], trainer())
+    method.learn(tasks[1], trainer())
+    if released:
+        method.release(0)
+    method.learn(tasks[0], trainer())
+    assert method.learned_after == {0: [1]}
+    save(method, tmp_path / "a.safetensors")
+    trunk = mlp(tasks[0].shape, widths=(24, 24), dropout=0.2, input_dropout=0.1)
+    other = build(name, tasks)
+    other.load_state_dict(method.state_dict())
+    for one in (load(tmp_path / "a.safetensors", trunk), copy.deepcopy(method), other):
+        (said,) = erased_with(one, 0)
+        assert "'toy 1' was learned after an earlier version of it" in said
+    method.learn(tasks[2], trainer())
+    (said,) = erased_with(method, 0)
+    assert "'toy 2'" in said
+    assert "'toy 1' was learned after an earlier version" in said
+    assert set(method.learned_after[0]) == {1, 2}, "they keep what they took over, also when task 0 is learned again"
+    erased_with(method, 1)
+    assert erased_with(method, 2) == []
+    assert method.learned_after == {}
+
+
+@pytest.mark.parametrize("name", ["hat", "pmask"])
+def test_nothing_is_noted_where_erasing_is_exact(name, tmp_path):
+    tasks = small_tasks()
+    method = build(name, tasks, reuse="never")
+    for task in (0, 1, 0):
+        method.learn(tasks[task], trainer())
+    assert erased_with(method, 0) == []
+    assert method.learned_after == {}
+    method = build(name, tasks, free="initial")
+    for task in (0, 1):
+        method.learn(tasks[task], trainer())
+        method.release(task)
+    assert method.learned_after == {}, "a plain release gives free weights their initial values as well"
+
+
+@pytest.mark.parametrize("options", [{}, {"reuse": "never"}])
+def test_images_in_the_example_are_told(options, tmp_path):
+    tasks = small_tasks()
+    with seeded(0, "weights"):
+        trunks = [mlp(tasks[0].shape, widths=(24, 24)) for _ in range(2)]
+    method = METHODS["hat"](Network(trunks[0], tasks=tasks), **options)
+    for task in tasks:
+        method.learn(task, trainer())
+    assert method.net.example_task == 0
+    save(method, tmp_path / "a.safetensors")
+    loaded = load(tmp_path / "a.safetensors", trunks[1])
+    (said,) = erased_with(loaded, 0)
+    assert "images of it are the network's example" in said
+    answers = [logits(method, task) for task in tasks]
+    noise = torch.randn(2, *tasks[0].shape)
+    method.net.replace_example(noise)
+    assert all(torch.equal(logits(method, task), old) for task, old in zip(tasks, answers, strict=True))
+    assert not any("example" in said for said in erased_with(method, 0))
+    save(method, tmp_path / "a.safetensors")
+    assert torch.equal(load(tmp_path / "a.safetensors", trunks[1]).net.example, noise)
+    for wrong, text in ((noise[:1], "shape"), (noise * float("nan"), "NaN")):
+        with pytest.raises(ValueError, match=text):
+            method.net.replace_example(wrong)

@@ -18,6 +18,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:task .* finds under:UserWarning"),  # networks so small are soon full
     pytest.mark.filterwarnings("ignore:LSTM with projections is not supported"),  # torch says so once per process
     pytest.mark.filterwarnings("ignore:.* held whole after the first task:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:traces of task 0 .'toy 0'. (may )?remain after it is erased. images of it:UserWarning"
+    ),
     pytest.mark.parametrize("name", ["hat", "pmask"]),
     pytest.mark.parametrize("kind", PLANS),
     pytest.mark.parametrize("number", NUMBERS),
