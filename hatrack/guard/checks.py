@@ -27,9 +27,9 @@ def check_backbone(backbone: Any) -> None:
     check_plain(backbone)
 
 
-def check_plain(backbone: nn.Module) -> None:
-    """Raise an error that names the first parameter that is sharded, or not initialised yet."""
-    for name, parameter in backbone.named_parameters():
+def check_plain(module: nn.Module, what: str = "the backbone") -> None:
+    """Raise an error that names the first parameter of a module that is sharded, or not initialised yet."""
+    for name, parameter in module.named_parameters():
         kinds = {kind.__name__ for kind in (*type(parameter).__mro__, *type(parameter.data).__mro__)}
         if sharded := kinds.intersection(SHARDED):
             raise ValueError(
@@ -37,7 +37,7 @@ def check_plain(backbone: nn.Module) -> None:
                 "DistributedDataParallel, which keeps them whole"
             )
         if is_lazy(parameter):
-            raise ValueError(f"the parameter {name!r} has no shape yet: run the backbone on an input before")
+            raise ValueError(f"the parameter {name!r} of {what} has no shape yet: run {what} on an input before")
 
 
 def check_example(example: Any) -> Tensor:
@@ -97,13 +97,20 @@ def check_learn(backbone: nn.Module, tasks: Mapping[str, Finished], name: Any, s
         raise ValueError(f"the task {name!r} has been learned: guard.release({name!r}) gives it up, or choose another name")
     if whole("steps", steps) < 1:
         raise ValueError(f"steps must be at least 1, the number of optimizer steps in an epoch, not {steps}")
-    modules = [own] if isinstance(own, nn.Module) and not isinstance(own, nn.ModuleList) else own
-    if not isinstance(modules, Collection | nn.ModuleList) or not all(isinstance(m, nn.Module) for m in modules):
-        raise ValueError(f"own must be a list of modules, such as [head], not {shown(own)}")
-    modules = list(modules)
+    modules = check_own(own)
     check_plain(backbone)
     _check_apart(backbone, tasks, modules)
     return modules
+
+
+def check_own(own: Any) -> list[nn.Module]:
+    """Return the modules of a task as a list; raise an error unless they are modules with values."""
+    modules = [own] if isinstance(own, nn.Module) and not isinstance(own, nn.ModuleList) else own
+    if not isinstance(modules, Collection | nn.ModuleList) or not all(isinstance(m, nn.Module) for m in modules):
+        raise ValueError(f"own must be a list of modules, such as [head], not {shown(own)}")
+    for module in modules:
+        check_plain(module, f"the module in own ({type(module).__name__})")
+    return list(modules)
 
 
 def check_kind(embedding: nn.Parameter) -> None:

@@ -4,7 +4,8 @@ The embedding lies in the backbone, so that `state_dict`, a loop that loads its 
 it. Its gradient must not count when the user clips gradients, as it does not in a Trainer, and must be divided by the scale
 of the loss if a GradScaler is used. So the gradient is added up in a buffer of its own, and `.grad` has a tiny mark in every
 place instead. The mark tells three things: whether the gradient has been cleared since (whoever calls `zero_grad`, on
-whatever object), whether it was infinite, and by what power of two the user has scaled all gradients.
+whatever object), whether it was infinite, and by what factor the user has scaled all gradients by hand. A factor that is a
+whole number, one over a whole number, or a power of two is followed; any other one is that of clipping, and is not.
 """
 
 import sys
@@ -16,6 +17,8 @@ from torch.optim import Optimizer
 
 MARK = 2.0**-60  # its square adds nothing to any norm
 FRAMES = 16  # how many calls up a GradScaler is searched for
+MOST = 2**16  # the largest whole number by which gradients are divided by hand, such as the number of tokens in a batch
+ROUNDING = 4e-7  # of a factor, relative: a few roundings of float32
 
 
 class Embedding(nn.Module):
@@ -28,7 +31,7 @@ class Embedding(nn.Module):
 
     def __init__(self, count: int, device: torch.device) -> None:
         super().__init__()
-        self.embedding = nn.Parameter(torch.zeros(count, device=device))
+        self.embedding = nn.Parameter(torch.zeros(count, device=device, dtype=torch.float32))  # whatever the default is
         self.held = torch.zeros(0)  # (count,), the sum of the gradients of the loss
         self.arrivals = torch.zeros(())  # how many gradients were added
         self.hook: Any = None
@@ -38,10 +41,12 @@ class Embedding(nn.Module):
         return x
 
     def open(self) -> None:
-        """Begin to hold gradients."""
-        e = self.embedding
+        """Begin to hold gradients. If the user has stopped the whole backbone, the embedding stays stopped."""
+        e, stopped = self.embedding, not self.embedding.requires_grad
+        e.requires_grad_(True)  # without that no hook can be registered
         e.grad, self.held, self.arrivals = None, torch.zeros_like(e), torch.zeros((), device=e.device)
         self.hook = e.register_hook(self._arrive)  # type: ignore[no-untyped-call]
+        e.requires_grad_(not stopped)
 
     def follow_device(self) -> None:
         """Move the gradients that are held to the device of the embedding."""
@@ -88,9 +93,11 @@ class Embedding(nn.Module):
         cleared, held = mark == 0, self.held  # a mark of NaN is no 0
         if cleared.is_cuda or cleared.any():  # a GPU would have to wait for the answer, a CPU is quicker with it
             held.masked_fill_(cleared, 0)
-        scaler = _grad_scaler()
-        share = _power_of_two(mark[0] / (MARK * self.arrivals)) if scaler is None else 1 / scaler.get_scale()
-        return held.mul_(share).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        factor, scaler = mark[0] / (MARK * self.arrivals), _grad_scaler()
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        if getattr(optimizer, "grad_scale", None) is None:  # otherwise a fused optimizer will divide by the scale itself
+            factor = factor * scale
+        return held.mul_(_by_hand(factor) / scale).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **keywords: Any) -> None:
         """Take the embedding of a state_dict; one from before the backbone was protected has none."""
@@ -98,10 +105,18 @@ class Embedding(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **keywords)
 
 
-def _power_of_two(ratio: Tensor) -> Tensor:
-    """Return a ratio that is a power of two, a scale of the loss that was undone by hand; otherwise 1: clipping."""
-    mantissa, _ = torch.frexp(ratio)
-    return torch.where(mantissa == 0.5, ratio, 1.0)
+def _by_hand(factor: Tensor) -> Tensor:
+    """Return the factor by which all gradients were multiplied, if a user did it; 1 if it was clipping.
+
+    Nothing but the value tells the two apart. Users divide by a number of examples, tokens or batches, or undo a scale of
+    the loss, which is a power of two. Clipping has any factor, and the gates are not clipped.
+    """
+    size = factor.abs()
+    number = torch.where(size < 1, 1 / size, size)
+    nearest = number.round()
+    whole = (number <= MOST) & ((number - nearest).abs() <= ROUNDING * number)
+    exact = torch.where(size < 1, 1 / nearest, nearest).copysign(factor)
+    return torch.where(whole, exact, torch.where(torch.frexp(size)[0] == 0.5, factor, 1.0))
 
 
 def _skips(optimizer: Optimizer) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,12 +18,15 @@ from hatrack.guard.learning import begin, finish, follow_device, make_room, warn
 from hatrack.guard.lesson import Gated, Lesson, gate_count
 from hatrack.guard.rollback import Rollback
 from hatrack.guard.sealing import Sealed
+from hatrack.guard.settling import check_settle
 from hatrack.guard.steps import GuardedSteps
 from hatrack.guard.writing import write
 from hatrack.methods import METHODS
 from hatrack.methods.hidden_state import HiddenState
 from hatrack.methods.modes import without_autocast_cache
 from hatrack.options import choose
+
+GUARDS = WeakSet["Guard"]()  # all that exist: an optimizer may hold the backbones of several
 
 
 class Guard:
@@ -58,9 +62,10 @@ class Guard:
         self.removed = False
         self.shared_mode = SharedMode()  # of all blocks of `use` that are open
         stopped = [backbone.get_parameter(name) for name in method.built[1]]
-        self.steps = GuardedSteps(self.module, stopped, self._current)
+        self.steps = GuardedSteps(backbone, self.module, stopped, self._current)
         for optimizer in optimizers:
             self.add_optimizer(optimizer)
+        GUARDS.add(self)
 
     def __repr__(self) -> str:
         learned = f"learned: {', '.join(map(repr, self.tasks))}" if self.tasks else "nothing learned"
@@ -94,9 +99,10 @@ class Guard:
             ValueError: if a finished task has changed, or nothing was learned.
         """
         with self.attachment.lock:
-            self._require_idle("learn")
+            self.require_idle("learn")
             modules = checks.check_learn(self.backbone, self.tasks, name, steps, own)
             checks.check_kind(self.module.embedding)
+            check_settle(settle, self.method.net.example.dim())
             warn_about_statistics(self.method, name, settle)
             with self.attachment.bare():
                 number = make_room(self.method, self.module.embedding.device)
@@ -105,7 +111,7 @@ class Guard:
             with self.attachment.bare():
                 self.before = before = begin(lesson, self.tasks, self.steps.optimizers)
             self.method.warn_if_full(name)
-            with without_autocast_cache(), self.steps.watching(self.backbone):
+            with without_autocast_cache(), self.steps.watching():
                 yield
             with self.attachment.bare():
                 self.tasks[name] = finish(lesson, self.tasks, settle)
@@ -117,7 +123,7 @@ class Guard:
             raise
         finally:
             self.lesson = self.before = None
-        warn_about_the_end(lesson, before, self.tasks)
+        warn_about_the_end(lesson, before, _guarded())
 
     # The forward pass
 
@@ -133,11 +139,12 @@ class Guard:
         """
         with self.attachment.lock:
             if self.removed or self.lesson is not None or getattr(self.local, "task", None) is not None:
-                self._require_idle("use")
+                self.require_idle("use")
             task = choose("learned task", name, self.tasks)
             with self.attachment.bare():
                 follow_device(self.method, self.module.embedding.device)
-            self.shared_mode.enter(self.backbone, *task.sealed.modules)
+            self.shared_mode.enter(self.backbone)
+            task.sealed.restore_buffers()  # a call outside of a block, in training mode, may have changed statistics
             self.local.task = task
         try:
             yield
@@ -145,7 +152,7 @@ class Guard:
             with self.attachment.lock:
                 self.local.task = None
                 self.shared_mode.leave()
-                task.sealed.restore_buffers()  # a norm in training mode would have changed its statistics
+                task.sealed.restore_buffers()  # the user may have set training mode in the block
 
     def _forward(self, *args: Any, **keywords: Any) -> Tensor:
         """The forward pass of the backbone, with the gates of the block in which it is called."""
@@ -179,7 +186,7 @@ class Guard:
         Raises:
             ValueError: that names the first task that has changed.
         """
-        self._require_idle("verify")
+        self.require_idle("verify")
         with self.attachment.bare(), evaluating(self.backbone):
             follow_device(self.method, self.module.embedding.device)
             for name, task in self.tasks.items():
@@ -197,7 +204,7 @@ class Guard:
         Args:
             name: the name of the task.
         """
-        self._require_idle("release")
+        self.require_idle("release")
         task = choose("learned task", name, self.tasks)
         with self.attachment.bare():
             self.method.release(task.number)
@@ -225,19 +232,23 @@ class Guard:
                 alive: one that nobody else holds is forgotten.
         """
         if self.lesson is None:
-            self._require_idle("add_optimizer")
+            self.require_idle("add_optimizer")
         found = checks.bare_optimizer(optimizer)
-        self.steps.add(found, self.backbone)
+        self.steps.add(found)
         if self.before is not None:
             self.before.add(found)
 
     def remove(self) -> None:
         """Make the backbone a plain module and the optimizers plain optimizers again; the guard is of no use afterwards."""
-        self._require_idle("remove")
-        self.attachment.remove()
-        self.steps.remove()
+        self.require_idle("remove")
+        self.detach()
         for task in self.tasks.values():
             task.sealed.open()
+
+    def detach(self) -> None:
+        """Take the guard out of the backbone and the optimizers. The modules of tasks stay sealed."""
+        self.attachment.remove()
+        self.steps.remove()
         self.removed = True
 
     def _current(self) -> tuple[Lesson | None, list[Sealed]]:
@@ -254,7 +265,12 @@ class Guard:
             with self.attachment.bare():
                 check_load(self.method, self.tasks, state)
 
-    def _require_idle(self, what: str) -> None:
+    def modules(self) -> list[nn.Module]:
+        """Return all modules that the guard looks after: the backbone, those of finished tasks, those being learned."""
+        own = [] if self.lesson is None else self.lesson.own
+        return [self.backbone, *own, *(module for task in self.tasks.values() for module in task.sealed.modules)]
+
+    def require_idle(self, what: str) -> None:
         """Raise an error if the guard was removed, or if a task is being learned or used."""
         if self.removed:
             raise ValueError(f"guard.{what}: the guard was removed from the backbone; hr.protect makes a new one")
@@ -262,3 +278,9 @@ class Guard:
             raise ValueError(f"guard.{what}: the task {self.lesson.name!r} is being learned, and blocks can't be nested")
         if self.shared_mode.users:
             raise ValueError(f"guard.{what}: a task is in use, in a block of guard.use that has not ended")
+
+
+def _guarded() -> set[int]:
+    """Return the parameters that any guard protects, by `id`."""
+    modules = [module for guard in list(GUARDS) if not guard.removed for module in guard.modules()]
+    return {id(p) for module in modules for p in module.parameters()}

@@ -101,16 +101,21 @@ def warn_about_statistics(method: Gated, name: str, settle: Any) -> None:
         )
 
 
-def warn_about_the_end(lesson: Lesson, before: Rollback, tasks: Mapping[str, Finished]) -> None:
-    """Warn if the gates never became hard, or if parameters were trained that nothing protects."""
+def warn_about_the_end(lesson: Lesson, before: Rollback, guarded: set[int]) -> None:
+    """Warn if the gates never became hard, or if parameters were trained that nothing protects.
+
+    Args:
+        lesson: the task that was learned.
+        before: the state before the task.
+        guarded: the parameters that this guard or another one protects, by `id`.
+    """
     if lesson.done < lesson.steps:
         warnings.warn(
             f"task {lesson.name!r} ended after {lesson.done} steps of the optimizer, fewer than steps={lesson.steps}: its "
             "gates never became hard; steps is the number of optimizer steps in one epoch",
             stacklevel=4,
         )
-    sealed = {id(p) for task in tasks.values() for p in task.sealed.trained}
-    if changed := before.unprotected(sealed):
+    if changed := before.unprotected(guarded):
         warnings.warn(
             f"{changed} parameters of the optimizer changed while {lesson.name!r} was learned that belong neither to the "
             "backbone nor to own=[...]: later tasks may change them again",

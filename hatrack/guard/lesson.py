@@ -1,5 +1,6 @@
 """One task while it is learned in a loop of the user's own: its forward pass, and what happens before and after a step."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +12,8 @@ from torch.optim import Optimizer
 
 from hatrack.guard import parallel
 from hatrack.guard.embedding import Embedding
+from hatrack.guard.frozen import FrozenBits
+from hatrack.guard.settling import inputs
 from hatrack.methods.guarantees import Probes
 from hatrack.methods.hat import HAT
 from hatrack.methods.parts.annealing import hardness
@@ -46,18 +49,22 @@ class Lesson:
         self.group: Any = None  # of processes, if DistributedDataParallel runs the backbone
         self.hooks: list[Any] = []
         self.probes = Probes({}, {})  # what finished tasks answered before
+        self.frozen = FrozenBits([])  # what finished tasks use
+        self.evaluated = False  # whether a backward pass since the last step went through a pass in evaluation mode
+        self.warned = False
         self._set_hardness()
 
     def begin(self) -> None:
         """Freeze what finished tasks use, give the embedding and the norms their initial values, and mask gradients."""
         with _all_require_gradients(self.method):
             self.method.begin_task(self.number, self.module.embedding)
+            for freeze in self.method.frozen_weights():
+                if not freeze.empty:  # as they arrive, so that clipping sees them masked
+                    masked = partial(_mask_on_arrival, freeze)
+                    self.hooks.append(freeze.parameter.register_post_accumulate_grad_hook(masked))  # type: ignore[no-untyped-call]
         self.method.norms.lend(self.method.net, self.number)
         self.module.open()
-        for freeze in self.method.frozen_weights():
-            if freeze.parameter.requires_grad and not freeze.empty:  # as they arrive, so that clipping sees them masked
-                masked = partial(_mask_on_arrival, freeze)
-                self.hooks.append(freeze.parameter.register_post_accumulate_grad_hook(masked))  # type: ignore[no-untyped-call]
+        self.frozen = FrozenBits(self.method.frozen_weights())
 
     def _set_hardness(self) -> None:
         step, steps = torch.tensor(self.done % self.steps), torch.tensor(self.steps)
@@ -78,10 +85,24 @@ class Lesson:
     def forward(self, x: Tensor) -> Tensor:
         """Return the features, in training mode with soft gates, in evaluation mode as if the task ended now."""
         self.follow_device()
+        self.frozen.restore_if_changed(self.done)
         if not self.method.net.trunk.training:
-            return self.method.forward(x, self.number)
-        self.group = parallel.group_of(self.module.embedding) or self.group
+            return self._evaluate(x)
+        e = self.module.embedding
+        if not e.requires_grad and any(p.requires_grad for p in self.method.net.trunk.parameters()):
+            e.requires_grad_(True)  # the user stopped the whole backbone, and let parts of it go again
+        self.group = parallel.group_of(e) or self.group
         return self.method.soft_forward(x, self.number, self.s)
+
+    def _evaluate(self, x: Tensor) -> Tensor:
+        """Return the features in evaluation mode, and note if a backward pass goes through them."""
+        features = self.method.forward(x, self.number)
+        if features.requires_grad:
+            features.register_hook(self._note_evaluation)  # type: ignore[no-untyped-call]
+        return features
+
+    def _note_evaluation(self, grad: Tensor) -> None:
+        self.evaluated = True
 
     @torch.no_grad()
     def before_step(self, optimizer: Optimizer) -> None:
@@ -90,7 +111,27 @@ class Lesson:
         for freeze in self.method.frozen_weights():
             _mask(freeze)
         taken = self.module.take(optimizer)
-        self.grad = self.grad if taken is None else taken  # a step may call that of its base class: hooks run twice then
+        if taken is not None:  # a step may call that of its base class: hooks run twice then
+            self.grad = taken.neg_() if _maximizes(optimizer, self.method.net.trunk, self.module.embedding) else taken
+        elif self.evaluated:
+            self._tell_of_evaluation_mode(optimizer)
+        self.evaluated = False
+
+    def _tell_of_evaluation_mode(self, optimizer: Optimizer) -> None:
+        """Raise an error if the first step trains the backbone in evaluation mode; warn once if a later one does."""
+        what = f"step of {type(optimizer).__name__} followed a pass through the backbone in evaluation mode"
+        if not self.done:
+            raise ValueError(
+                f"task {self.name!r}: the first {what}, in which gates are not learned: call backbone.train() before, or "
+                "let the backbone require no gradients as long as only a head is trained"
+            )
+        if not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"task {self.name!r}: a {what}, in which gates are not learned and steps not counted: call backbone.train() "
+                "after every evaluation",
+                stacklevel=2,
+            )
 
     @torch.no_grad()
     def after_step(self, optimizer: Optimizer) -> None:
@@ -102,6 +143,7 @@ class Lesson:
             self.done += 1
             self._set_hardness()
         self.method.constrain()
+        self.frozen.note()
 
     def _share(self, optimizer: Optimizer) -> float:
         """Return the learning rate as a share of its largest value so far: the gates' rate follows a schedule."""
@@ -112,7 +154,7 @@ class Lesson:
 
     def settle(self, loader: Iterable[Any]) -> None:
         """Recompute the running statistics of norms with the final gates. The backbone must be in evaluation mode."""
-        self.method.norms.recompute_over(self.method, self.number, _inputs(loader, self.module.embedding.device))
+        self.method.norms.recompute_over(self.method, self.number, inputs(loader, self.module.embedding.device))
 
     def finish(self) -> None:
         """Make the gates and norms of the task final."""
@@ -142,6 +184,19 @@ def gate_count(method: Gated) -> int:
     return method.units.count if isinstance(method, HAT) else method.count
 
 
+def _maximizes(optimizer: Optimizer, trunk: nn.Module, embedding: nn.Parameter) -> bool:
+    """Return whether an optimizer maximises the loss by the weights of a backbone; raise if it also minimises it by some."""
+    own = {id(p) for p in trunk.parameters() if p is not embedding}  # its group may be that of a head
+    groups = [group for group in optimizer.param_groups if any(id(p) in own for p in group["params"])]
+    found = {bool(group.get("maximize", False)) for group in groups}
+    if len(found) > 1:
+        raise ValueError(
+            f"{type(optimizer).__name__} has maximize=True for some weights of the backbone and False for others, so that "
+            "the gates have no direction: choose one for all groups that hold weights of the backbone"
+        )
+    return found == {True}
+
+
 def _mask_on_arrival(freeze: Freeze, parameter: Tensor) -> None:
     _mask(freeze)
 
@@ -165,17 +220,3 @@ def _all_require_gradients(method: Gated) -> Iterator[None]:
     finally:
         for parameter in stopped:
             parameter.requires_grad_(False)
-
-
-def _inputs(loader: Iterable[Any], device: torch.device) -> Iterator[Tensor]:
-    """Return the inputs in the batches of a loader. One input alone has no variance, and is left out."""
-    some = False
-    for batch in loader:
-        x = batch[0] if isinstance(batch, list | tuple) and batch else batch
-        if not isinstance(x, Tensor):
-            raise ValueError(f"settle must give batches whose first part is a tensor of inputs, not {type(x).__name__}")
-        if len(x) > 1:
-            some = True
-            yield x.to(device)
-    if not some:
-        raise ValueError("settle gave no batch of two or more inputs")

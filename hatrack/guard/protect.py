@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +15,11 @@ from hatrack.guard.backbone import Backbone, GuardedForward, evaluating
 from hatrack.guard.finished import Finished
 from hatrack.guard.guard import Guard
 from hatrack.guard.lesson import Gated
+from hatrack.guard.rollback import unchanged_on_failure
 from hatrack.guard.sealing import Sealed
 from hatrack.methods.hat import HAT
 from hatrack.methods.pmask import PMASK
-from hatrack.options import choose, complete, nearest, whole
+from hatrack.options import choose, complete, nearest, shown, whole
 
 KINDS: dict[str, type[HAT] | type[PMASK]] = {"hat": HAT, "pmask": PMASK}
 
@@ -121,45 +123,50 @@ def load_guard(
         >>> hr.load_guard("v1.safetensors", trunk, optimizer)
         Guard(hat on Sequential; nothing learned)
     """
-    path, own = Path(path), dict(own or {})
+    path = Path(path)
     tensors, metadata = writing.read(path)
-    names = [task["name"] for task in metadata["tasks"]]
-    if unknown := sorted(own.keys() - set(names)):
-        raise ValueError(f"{path} has no task {unknown[0]!r}; {nearest(unknown[0], names)}")
-    own = {**_remove_guard(backbone), **own}
-    checks.check_backbone(backbone)
+    given = _check_own(path, own, [task["name"] for task in metadata["tasks"]])
     optimizers = checks.bare_optimizers(optimizer)
-    checks.check_held(backbone, optimizers)
-    built = _rebuild(path, backbone, tensors, metadata)
-    tasks: dict[str, Finished] = {}
-    try:
-        for task in metadata["tasks"]:
-            tasks[task["name"]] = _finished(path, task, tensors, own.get(task["name"], ()))
-            with evaluating(backbone):
-                _check(path, built, task["name"], tasks[task["name"]])
-    except ValueError:
-        for finished in tasks.values():
-            finished.sealed.open()
-        raise
+    old = _guard_of(backbone)
+    there = {} if old is None else {name: task.sealed.modules for name, task in old.tasks.items()}
+    modules = [module for some in (*there.values(), *given.values()) for module in some]
+    with nullcontext() if old is None else old.attachment.bare():  # nothing is removed before all checks have passed
+        checks.check_backbone(backbone)
+        checks.check_held(backbone, optimizers)
+        with unchanged_on_failure([backbone, *modules]):
+            for finished in () if old is None else old.tasks.values():
+                finished.sealed.open()
+            built = _rebuild(path, backbone, tensors, metadata)
+            tasks = _tasks_of(path, built, tensors, metadata, {**there, **given})
+    if old is not None:
+        old.detach()
     guard = Guard(backbone, optimizers, built)
     guard.tasks.update(tasks)
     if lacking := [name for name, task in tasks.items() if task.sealed.values and not task.sealed.modules]:
         warnings.warn(
             f"{path} has modules of the task {lacking[0]!r}, which were not given: load_guard(..., own={{{lacking[0]!r}: "
-            "[head]}}) fills and seals them",
+            "[head]}) fills and seals them",
             stacklevel=2,
         )
     return guard
 
 
-def _remove_guard(backbone: nn.Module) -> dict[str, Sequence[nn.Module]]:
-    """Remove the guard of a backbone, if it has one, and return the modules of its tasks."""
+def _check_own(path: Path, own: Any, names: Sequence[str]) -> dict[str, list[nn.Module]]:
+    """Return the modules of tasks by name; raise an error unless they are modules, of tasks that a file has."""
+    if not isinstance(own, Mapping | None):
+        raise ValueError(f"own must be the modules of tasks by name, such as {{'digits': [head]}}, not {shown(own)}")
+    if unknown := sorted(str(name) for name in own or {} if name not in names):
+        raise ValueError(f"{path} has no task {unknown[0]!r}; {nearest(unknown[0], names)}")
+    return {name: checks.check_own(modules) for name, modules in (own or {}).items()}
+
+
+def _guard_of(backbone: Any) -> Guard | None:
+    """Return the guard of a backbone, if it has one; raise an error if the guard is in use."""
     forward = vars(backbone).get("forward") if isinstance(backbone, nn.Module) else None
-    guard = forward.owner if isinstance(forward, GuardedForward) else None
-    if guard is None:
-        return {}
-    guard.remove()
-    return {name: task.sealed.modules for name, task in guard.tasks.items()}
+    guard: Guard | None = forward.owner if isinstance(forward, GuardedForward) else None
+    if guard is not None:
+        guard.require_idle("remove")
+    return guard
 
 
 def _rebuild(path: Path, backbone: nn.Module, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Gated:
@@ -184,6 +191,22 @@ def _rebuild(path: Path, backbone: nn.Module, tensors: Mapping[str, Tensor], met
     for set_of_one in built.norms.sets:
         set_of_one.requires_grad_(False)
     return built
+
+
+def _tasks_of(
+    path: Path,
+    built: Gated,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, Any],
+    own: Mapping[str, Sequence[nn.Module]],
+) -> dict[str, Finished]:
+    """Return the finished tasks of a file by name, with their modules filled and sealed; raise if one has changed."""
+    tasks: dict[str, Finished] = {}
+    for task in metadata["tasks"]:
+        tasks[task["name"]] = _finished(path, task, tensors, own.get(task["name"], ()))
+        with evaluating(built.net.trunk):
+            _check(path, built, task["name"], tasks[task["name"]])
+    return tasks
 
 
 def _finished(path: Path, task: Mapping[str, Any], tensors: Mapping[str, Tensor], own: Sequence[nn.Module]) -> Finished:

@@ -1,6 +1,7 @@
 """The state of everything that a block of learning may change: it is restored if the block fails."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ class Rollback:
     def __init__(
         self, method: Method, own: Sequence[nn.Module], optimizers: Sequence[Optimizer], embedding: nn.Parameter
     ) -> None:
-        self.method, self.embedding = method, embedding
+        self.method, self.embedding, self.gates = method, embedding, embedding.detach().clone()
         self.state = {key: value.clone() for key, value in method.state_dict().items()}
         self.hidden = [HiddenState(method), HiddenState(nn.ModuleList(own))]
         parts = [*method.net.trunk.modules(), *(part for module in own for part in module.modules())]
@@ -88,6 +89,7 @@ class Rollback:
     def restore(self) -> None:
         """Give everything the state that it had, and drop all gradients. The backbone must be bare."""
         roll_back(self.method, self.state)
+        self.embedding.data.copy_(self.gates)
         now = tensors_of(self.modules)  # a module that is moved to another device has new buffers
         for tensor, value in (*((now[name], value) for name, value in self.own.items()), *self.others):
             tensor.data.copy_(value)
@@ -100,10 +102,26 @@ class Rollback:
         for tensor in self.grads:
             tensor.grad = None
 
-    def unprotected(self, sealed: set[int]) -> int:
+    def unprotected(self, guarded: set[int]) -> int:
         """Return how many parameters of the optimizers have changed although neither the backbone nor the task has them.
 
         Args:
-            sealed: the parameters of finished tasks, by `id`.
+            guarded: the parameters that this guard or another one protects, by `id`.
         """
-        return sum(id(p) not in sealed and not torch.equal(p, value.to(p.device)) for p, value in self.others)
+        return sum(id(p) not in guarded and not torch.equal(p, value.to(p.device)) for p, value in self.others)
+
+
+@contextmanager
+def unchanged_on_failure(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """If the block fails, give the tensors of modules their values, and all parts the modes and flags that they had."""
+    tensors = [(t, t.detach().clone(), t.requires_grad) for t in tensors_of(modules).values()]
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    try:
+        yield
+    except BaseException:
+        for tensor, value, required in tensors:
+            tensor.data.copy_(value)
+            tensor.requires_grad_(required)
+        for part, mode in modes:
+            part.training = mode
+        raise

@@ -20,7 +20,11 @@ from hatrack.guard.sealing import Sealed
 class GuardedSteps:
     """The optimizers of a guard, with a hook before and after every step of each.
 
+    Only steps of optimizers that hold weights of the backbone move its gates. Those of others, such as an optimizer of a
+    head that makes more steps, are not counted.
+
     Args:
+        backbone: the backbone.
         module: the embedding. Optimizers of the backbone hold it, so that they clear its gradient and a GradScaler sees it;
             when they make their step it has none, so that they leave it alone.
         stopped: the parameters that required no gradient when the backbone was protected: no task may train them.
@@ -29,11 +33,12 @@ class GuardedSteps:
 
     def __init__(
         self,
+        backbone: nn.Module,
         module: Embedding,
         stopped: Sequence[nn.Parameter],
         current: Callable[[], tuple[Lesson | None, list[Sealed]]],
     ) -> None:
-        self.module, self.stopped, self.current = module, stopped, current
+        self.backbone, self.module, self.stopped, self.current = backbone, module, stopped, current
         self.known: list[ReferenceType[Optimizer]] = []
         self.hooks: list[Any] = []
         self.joined: list[ReferenceType[Optimizer]] = []  # those that hold the embedding because of us
@@ -43,12 +48,12 @@ class GuardedSteps:
         """The optimizers that still exist: whoever makes a new one for every task drops the old ones."""
         return [optimizer for one in self.known if (optimizer := one()) is not None]
 
-    def add(self, optimizer: Optimizer, backbone: nn.Module) -> None:
+    def add(self, optimizer: Optimizer) -> None:
         """Guard the steps of an optimizer."""
         if any(optimizer is known for known in self.optimizers):
             raise ValueError(f"the guard has this {type(optimizer).__name__} already")
-        held, e = held_by(optimizer), self.module.embedding
-        if id(e) not in held and any(id(p) in held for p in backbone.parameters()):
+        e = self.module.embedding
+        if id(e) not in held_by(optimizer) and self._trains_backbone(optimizer):
             optimizer.param_groups[0]["params"].append(e)  # a group of its own would disturb schedulers
             self.joined.append(ref(optimizer))
         self.known.append(ref(optimizer))
@@ -63,16 +68,19 @@ class GuardedSteps:
             for group in [] if optimizer is None else optimizer.param_groups:
                 group["params"][:] = [p for p in group["params"] if p is not self.module.embedding]
 
+    def _trains_backbone(self, optimizer: Optimizer) -> bool:
+        held = held_by(optimizer)
+        return any(id(p) in held for p in self.backbone.parameters())
+
     @contextmanager
-    def watching(self, backbone: nn.Module) -> Iterator[None]:
+    def watching(self) -> Iterator[None]:
         """Within the block a step of an optimizer that holds the backbone's parameters, but is not the guard's, is refused.
 
         Otherwise a library that makes its own optimizer would train for hours before the end of the block shows it.
         """
-        shared = {id(p) for p in backbone.parameters()}
 
         def look(optimizer: Optimizer, args: Any, keywords: Any) -> None:
-            if not any(optimizer is known for known in self.optimizers) and shared.intersection(held_by(optimizer)):
+            if not any(optimizer is known for known in self.optimizers) and self._trains_backbone(optimizer):
                 raise ValueError(
                     f"a step of an optimizer ({type(optimizer).__name__}) that trains the backbone and is not one of the "
                     "guard: call guard.add_optimizer(optimizer) where it is made"
@@ -96,6 +104,8 @@ class GuardedSteps:
                 "a parameter of the backbone requires a gradient now that required none when it was protected: let it "
                 "require one before hr.protect, and stop it afterwards"
             )
+        if not self._trains_backbone(optimizer):
+            return None
         closure = keywords.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             lesson.before_step(optimizer)
@@ -104,7 +114,7 @@ class GuardedSteps:
 
     def _after(self, optimizer: Optimizer, args: Any, keywords: Any) -> None:
         lesson, sealed = self.current()
-        if lesson is not None:
+        if lesson is not None and self._trains_backbone(optimizer):
             lesson.after_step(optimizer)
         held = held_by(optimizer)
         with torch.no_grad():

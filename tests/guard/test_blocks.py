@@ -72,6 +72,54 @@ def test_training_mode_in_a_block_of_use_changes_nothing():
     assert loop.changed() == []
 
 
+def with_a_norm(loop, name="a"):
+    """Give a task a head with a batch norm and dropout."""
+    loop.heads[name] = nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, 3))
+    loop.guard.add_optimizer(torch.optim.SGD(loop.heads[name].parameters(), lr=0.1))
+    return loop
+
+
+def test_the_head_of_a_finished_task_stays_in_evaluation_mode():
+    """Also after a block of use: dropout would change its answers, and a norm its statistics."""
+    loop = with_a_norm(make_loop("mlp"))
+    loop.learn("a")
+    with loop.guard.use("a"):
+        features = loop.backbone(PROBE).detach()
+    assert not any(part.training for part in loop.heads["a"].modules())
+    assert torch.equal(loop.heads["a"](features), loop.answers["a"])
+    assert torch.equal(loop.answer("a"), loop.answers["a"])
+
+
+@pytest.mark.parametrize("then", ["use", "verify", "learn", "save"])
+def test_statistics_that_were_changed_outside_of_a_block_are_restored(then, tmp_path):
+    """The user sets training mode, as `model.train()` does for all heads at once, and calls the head of a finished task."""
+    loop = with_a_norm(make_loop("mlp"))
+    loop.learn("a")
+    before = state(loop.heads["a"])
+    loop.heads["a"].train()
+    loop.heads["a"](torch.full((4, WIDTH), 7.0) + torch.randn(4, WIDTH))
+    assert "0 0.running_mean" in differing(before, state(loop.heads["a"]))
+    if then == "use":
+        assert torch.equal(loop.answer("a"), loop.answers["a"])
+    elif then == "verify":
+        loop.guard.verify()
+    elif then == "save":
+        loop.guard.save(tmp_path / "guard.safetensors")
+    else:
+        loop.learn("b", 1)
+    assert differing(before, state(loop.heads["a"])) == []
+    assert not loop.heads["a"][0].training
+    assert loop.changed() == []
+
+
+def test_a_released_head_has_the_mode_that_it_had():
+    loop = with_a_norm(make_loop("mlp"))
+    loop.heads["a"][1].eval()
+    loop.learn("a")
+    loop.guard.release("a")
+    assert [part.training for part in loop.heads["a"]] == [True, False, True]
+
+
 def test_hooks_of_the_backbone_run_once_per_call():
     loop, calls = make_loop(), []
     loop.backbone.register_forward_hook(lambda *_: calls.append("after"))

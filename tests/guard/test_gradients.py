@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import hatrack as hr
 from hatrack.guard.embedding import MARK
-from tests.helpers.guarded import WIDTH, data, differing, make_loop, recorded_steps, state
+from tests.helpers.guarded import BACKBONES, WIDTH, data, differing, make_loop, recorded_steps, state
 
 
 def test_clipping_sees_masked_gradients_and_not_those_of_the_gates():
@@ -129,6 +130,118 @@ def test_scaling_by_hand(expected):
         for parameter in loop.backbone.parameters():
             parameter.grad /= 1024
         loop.optimizer.step()
+
+    check_move(expected, update)
+
+
+@pytest.mark.parametrize("number", [3, 10, 48, 4097, 2.0**20])
+def test_gradients_that_are_divided_by_hand(expected, number):
+    """As by the number of examples or tokens, if the loss is a sum."""
+
+    def update(loop):
+        (loss_of(loop) * number).backward()
+        for parameter in (*loop.backbone.parameters(), *loop.heads["a"].parameters()):
+            parameter.grad.div_(number)
+        loop.optimizer.step()
+
+    check_move(expected, update)
+
+
+def test_gradients_that_are_divided_by_the_number_of_batches(expected):
+    def update(loop):
+        for rows in torch.arange(48).split(16):
+            loss_of(loop, rows).backward()
+        for parameter in (*loop.backbone.parameters(), *loop.heads["a"].parameters()):
+            parameter.grad /= 3
+        loop.optimizer.step()
+
+    check_move(expected, update)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradients_that_are_scaled_and_divided_by_hand(expected, fused):
+    def update(loop):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+        scaler.scale(loss_of(loop) * 7).backward()
+        for parameter in (*loop.backbone.parameters(), *loop.heads["a"].parameters()):
+            parameter.grad /= 7
+        scaler.step(loop.optimizer)
+
+    check_move(expected, update, fused=fused)
+
+
+def test_the_factor_of_clipping_is_not_that_of_the_gates(expected):
+    def update(loop):
+        loss_of(loop).backward()
+        assert nn.utils.clip_grad_norm_(loop.backbone.parameters(), 0.0123) > 0.1
+        loop.optimizer.step()
+
+    check_move(expected, update)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_an_optimizer_that_maximizes(expected, kind):
+    """The capacity term is a cost all the same."""
+
+    def update(loop):
+        (-loss_of(loop)).backward()
+        loop.optimizer.step()
+
+    check_move(expected, update, optimizer=kind, maximize=True)
+
+
+def test_gradients_that_are_negated_by_hand(expected):
+    def update(loop):
+        (-loss_of(loop)).backward()
+        for parameter in (*loop.backbone.parameters(), *loop.heads["a"].parameters()):
+            parameter.grad.neg_()
+        loop.optimizer.step()
+
+    check_move(expected, update)
+
+
+def test_groups_of_the_backbone_that_go_opposite_ways_are_refused():
+    """A group of a head alone may go the other way."""
+    torch.manual_seed(0)
+    backbone, head = BACKBONES["mlp"](), nn.Linear(WIDTH, 3)
+    groups = [
+        {"params": head.parameters(), "maximize": True},
+        {"params": backbone[1].parameters()},
+        {"params": backbone[3].parameters()},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    guard = hr.protect(backbone, optimizer, example=data(0)[0][:2])
+    with guard.learn("a", steps=1, own=[head]):
+        head(backbone(data(0)[0])).sum().backward()
+        optimizer.step()
+        assert guard.lesson.done == 1
+    optimizer.param_groups[2]["maximize"] = True
+
+    def learn():
+        with guard.learn("b", steps=1):
+            backbone(data(0)[0]).sum().backward()
+            optimizer.step()
+
+    with pytest.raises(ValueError, match="SGD has maximize=True for some weights"):
+        learn()
+    assert list(guard.tasks) == ["a"]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_of_an_optimizer_of_the_head_alone_neither_count_nor_move_gates(expected, fused):
+    """It makes a step after every part of the batch, the backbone's after all of them."""
+
+    def update(loop):
+        backbone = torch.optim.AdamW(loop.backbone.parameters(), lr=0.01, fused=fused)
+        head = torch.optim.SGD(loop.heads["a"].parameters(), lr=0.0, momentum=0.9)
+        loop.guard.add_optimizer(backbone)
+        loop.guard.add_optimizer(head)
+        for rows in torch.arange(48).split(12):
+            (loss_of(loop, rows) / 4).backward()
+            head.step()
+            head.zero_grad()
+            assert loop.guard.lesson.done == 0
+        backbone.step()
 
     check_move(expected, update)
 

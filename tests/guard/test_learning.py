@@ -11,7 +11,7 @@ from hatrack.methods.parts.annealing import hardness
 from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 from hatrack.tasks.split import Batch
-from tests.helpers.guarded import BACKBONES, PROBE, WIDTH, data, make_loop
+from tests.helpers.guarded import BACKBONES, PROBE, WIDTH, data, differing, make_loop, state
 
 
 def one_step(kind, smax, x, y, step, steps):
@@ -106,6 +106,89 @@ def test_too_few_steps_are_told():
     with pytest.warns(UserWarning, match="ended after 4 steps.*fewer than steps=40"):  # noqa: SIM117
         with loop.guard.learn("a", steps=40, own=[loop.heads["a"]]):
             loop.train("a", loop.batches(0))
+
+
+def test_training_mode_that_is_forgotten_is_told_once():
+    """The gates stand still then: no step is counted."""
+    loop = make_loop()
+
+    def learn():
+        with loop.guard.learn("a", steps=4, own=[loop.heads["a"]]):
+            loop.train("a", loop.batches(0))
+            loop.backbone.eval()
+            for x, y in loop.batches(0):
+                loop.optimizer.zero_grad()
+                F.cross_entropy(loop.heads["a"](loop.backbone(x)), y).backward()
+                loop.optimizer.step()
+            assert loop.guard.lesson.done == 4
+
+    with pytest.warns(UserWarning, match="evaluation mode") as told:
+        learn()
+    assert len(told) == 1
+    assert "'a'" in str(told[0].message)
+    assert "backbone.train()" in str(told[0].message)
+
+
+def test_training_mode_that_is_missing_is_told_at_the_first_step():
+    loop, steps = make_loop(), []
+
+    def learn():
+        with loop.guard.learn("a", steps=4, own=[loop.heads["a"]]):
+            loop.backbone.eval()
+            for x, y in loop.batches(0):
+                F.cross_entropy(loop.heads["a"](loop.backbone(x)), y).backward()
+                steps.append(x)
+                loop.optimizer.step()
+
+    before = state(loop.backbone, loop.heads["a"])
+    with pytest.raises(ValueError, match=r"task 'a'.*evaluation mode.*backbone\.train\(\)"):
+        learn()
+    assert len(steps) == 1
+    assert differing(before, state(loop.backbone, loop.heads["a"])) == []
+
+
+def test_a_gradient_in_evaluation_mode_that_no_step_follows_is_not_told():
+    """As of adversarial examples, or of what an image shows: warnings are errors in tests."""
+    loop = make_loop()
+    with loop.guard.learn("a", steps=4, own=[loop.heads["a"]]):
+        for x, y in loop.batches(0):
+            x = x.clone().requires_grad_()
+            F.cross_entropy(loop.heads["a"](loop.backbone.eval()(x)), y).backward()
+            loop.train("a", [((x + 0.1 * x.grad.sign()).detach(), y)])
+        assert loop.guard.lesson.done == 4
+
+
+@pytest.mark.parametrize("method", ["hat", "pmask"])
+def test_another_default_type_of_numbers(method, tmp_path):
+    """The gates are float32 whatever the default is; a file can be loaded where it is float32 again."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(0)
+        backbone, heads = BACKBONES["cnn"](), {name: nn.Linear(WIDTH, 3) for name in "ab"}
+        held = [*backbone.parameters(), *(p for head in heads.values() for p in head.parameters())]
+        optimizer = torch.optim.AdamW(held, lr=0.01)
+        guard = hr.protect(backbone, optimizer, example=PROBE[:2].double(), method=method)
+        answers = []
+        for number, name in enumerate(heads):
+            x, y = data(number)
+            with guard.learn(name, steps=2, own=[heads[name]], settle=[x.double()]):
+                for _ in range(4):
+                    optimizer.zero_grad()
+                    F.cross_entropy(heads[name](backbone(x.double())), y).backward()
+                    optimizer.step()
+            with guard.use("a"), torch.no_grad():
+                answers.append(heads["a"](backbone(PROBE.double())))
+        guard.verify()
+        guard.save(tmp_path / "guard.safetensors")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(*answers)
+    assert answers[0].std() > 0
+    other, head = BACKBONES["cnn"]().double(), nn.Linear(WIDTH, 3).double()
+    optimizer, own = torch.optim.SGD(other.parameters()), {"a": [head], "b": [nn.Linear(WIDTH, 3).double()]}
+    loaded = hr.load_guard(tmp_path / "guard.safetensors", other, optimizer, own=own)
+    with loaded.use("a"), torch.no_grad():
+        assert torch.equal(head(other(PROBE.double())), answers[0])
 
 
 def test_autocast_around_a_block():

@@ -43,6 +43,9 @@ def test_blocks_can_not_be_nested():
         ({"steps": 2.5}, "whole number, not 2.5"),
         ({"own": 3}, "list of modules"),
         ({"own": [torch.zeros(2)]}, "list of modules"),
+        ({"own": [nn.LazyLinear(3)]}, r"'weight' of the module in own \(LazyLinear\) has no shape yet"),
+        ({"settle": 5}, "a loader or .* not 5"),
+        ({"settle": PROBE}, "a loader or .* not "),
     ],
 )
 def test_wrong_arguments_of_learn(wrong, message):

@@ -9,7 +9,7 @@ from torch import nn
 
 import hatrack as hr
 from hatrack.files import tensors as tensor_files
-from tests.helpers.guarded import BACKBONES, PROBE, WIDTH, Loop, make_loop
+from tests.helpers.guarded import BACKBONES, PROBE, WIDTH, Loop, differing, make_loop, state
 
 
 def saved(tmp_path, backbone="cnn", method="hat", names="ab"):
@@ -204,3 +204,85 @@ def test_the_state_of_the_optimizer_goes_its_own_way(tmp_path):
     for name, tensor in loop.backbone.state_dict().items():
         assert torch.equal(tensor, other.backbone.state_dict()[name]), name
     assert torch.equal(loop.answers["c"], other.answers["c"])
+
+
+def kept_as_it_is(loop, call, message):
+    """Check that a refused call changes neither the guard nor any tensor, and that the next task is learned as usual."""
+    before = state(loop.backbone, *loop.heads.values())
+    flags = [p.requires_grad for head in loop.heads.values() for p in head.parameters()]
+    modes = [part.training for module in (loop.backbone, *loop.heads.values()) for part in module.modules()]
+    with pytest.raises(ValueError, match=message):
+        call()
+    assert differing(before, state(loop.backbone, *loop.heads.values())) == []
+    assert flags == [p.requires_grad for head in loop.heads.values() for p in head.parameters()]
+    assert modes == [part.training for module in (loop.backbone, *loop.heads.values()) for part in module.modules()]
+    with pytest.raises(ValueError, match="outside of a block of learning"):
+        loop.optimizer.step()
+    assert loop.changed() == []
+    loop.learn("d", 3)
+    assert loop.changed() == []
+
+
+@pytest.mark.parametrize("wrong", ["file", "head", "optimizer", "LBFGS", "own", "damaged"])
+def test_a_refused_load_leaves_the_guard_as_it_is(tmp_path, wrong):
+    """The backbone has a guard that has learned one more task than the file."""
+    loop, path = saved(tmp_path, "mlp")
+    loop.learn("c", 2)
+    other = tmp_path / "other.safetensors"
+    make_loop("residual").guard.save(other)
+    if wrong == "damaged":
+        changed_file(path, flip("state.net.trunk.1.weight"))
+    call, message = {
+        "file": (lambda: hr.load_guard(other, loop.backbone, loop.optimizer), "not like the one that was saved"),
+        "head": (
+            lambda: load(own={"a": [loop.heads["a"]], "b": [nn.Linear(WIDTH, 4)]}),
+            "task 'b': the modules of the task",
+        ),
+        "optimizer": (lambda: load(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)), "holds no parameter"),
+        "LBFGS": (lambda: load(torch.optim.LBFGS(loop.backbone.parameters())), "LBFGS"),
+        "own": (lambda: load(own=[loop.heads["a"]]), r"modules of tasks by name.*'digits': \[head\]"),
+        "damaged": (lambda: load(), "task 'a' is not what it was"),
+    }[wrong]
+
+    def load(optimizer=loop.optimizer, own=None):
+        return hr.load_guard(path, loop.backbone, optimizer, own=own)
+
+    kept_as_it_is(loop, call, message)
+
+
+def test_a_refused_load_writes_nothing_into_new_modules(tmp_path):
+    """The head of the last task does not fit: the backbone and the heads of the tasks before it are as they were."""
+    _, path = saved(tmp_path, "mlp")
+    torch.manual_seed(5)
+    backbone, heads = BACKBONES["mlp"](), [nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 4)]
+    backbone[1].requires_grad_(False)
+    before = state(backbone, *heads)
+    with pytest.raises(ValueError, match="task 'b'"):
+        hr.load_guard(path, backbone, torch.optim.SGD(backbone.parameters()), own={"a": heads[:1], "b": heads[1:]})
+    assert differing(before, state(backbone, *heads)) == []
+    assert [p.requires_grad for p in backbone.parameters()] == [False, False, True, True]
+    assert all(p.requires_grad for head in heads for p in head.parameters())
+    assert heads[0].training
+
+
+def test_a_load_into_a_protected_backbone_seals_the_heads(tmp_path):
+    """The guard that was there is removed, and its heads belong to the new one."""
+    loop, path = saved(tmp_path, "mlp")
+    loop.learn("c", 2)
+    del loop.answers["c"]
+    old, loop.guard = loop.guard, hr.load_guard(path, loop.backbone, loop.optimizer)
+    assert loop.changed() == []
+    assert not any(p.requires_grad for name in "ab" for p in loop.heads[name].parameters())
+    assert loop.heads["c"].weight.requires_grad
+    with pytest.raises(ValueError, match="the guard was removed"):
+        old.verify()
+    loop.learn("c", 4)
+    assert loop.changed() == []
+    loop.guard.release("a")
+    assert loop.heads["a"].weight.requires_grad
+
+
+def test_the_warning_about_modules_that_are_missing_shows_the_argument(tmp_path):
+    loop, path = saved(tmp_path, "mlp", names="a")
+    with pytest.warns(UserWarning, match=r"load_guard\(\.\.\., own=\{'a': \[head\]\}\) fills"):
+        loaded(loop, path, "mlp", own="")

@@ -90,6 +90,45 @@ def test_what_others_move_within_a_block_has_its_bits_back_when_the_block_ends()
     assert loop.changed() == []
 
 
+@pytest.mark.parametrize("hidden", [True, False])  # by way of .data, of which torch keeps no version
+def test_weights_that_a_loop_clamps_have_their_bits_in_the_next_forward_pass(hidden):
+    """As in a WGAN or with a largest norm: what the task sees while it is learned is what it has in the end."""
+    loop = make_loop("mlp")
+    loop.learn("a", epochs=6)
+    used = loop.guard.method.weight_masks(1)["1.weight"]
+    kept = loop.backbone[1].weight[used].clone()
+    assert kept.abs().max() > 0.05
+    with loop.guard.learn("b", steps=4, own=[loop.heads["b"]]):
+        for batch in loop.batches(1) * 2:
+            loop.train("b", [batch])
+            for parameter in loop.backbone[1:].parameters():
+                with torch.no_grad():
+                    (parameter.data if hidden else parameter).clamp_(-0.05, 0.05)
+            assert not torch.equal(kept, loop.backbone[1].weight[used])
+            loop.backbone(PROBE)
+            assert torch.equal(kept, loop.backbone[1].weight[used])
+            assert loop.backbone[1].weight[~used].abs().max() <= 0.05
+        seen = loop.backbone.eval()(PROBE)
+    with loop.guard.use("b"):
+        assert torch.equal(seen, loop.backbone(PROBE))
+    assert loop.changed() == []
+
+
+def test_two_forward_passes_before_a_backward_pass_with_clamped_weights():
+    """What restores bits must not look to autograd as a change of weights that it needs."""
+    loop = make_loop("mlp")
+    loop.learn("a")
+    with loop.guard.learn("b", steps=4, own=[loop.heads["b"]]):
+        for x, _ in loop.batches(1):
+            loop.optimizer.zero_grad()
+            loss = loop.heads["b"](loop.backbone(x)).square().mean() + loop.heads["b"](loop.backbone(x + 1)).mean()
+            loss.backward()
+            loop.optimizer.step()
+            for parameter in loop.backbone[1:].parameters():
+                parameter.data.clamp_(-0.05, 0.05)
+    assert loop.changed() == []
+
+
 def test_what_is_neither_of_the_backbone_nor_own_is_named():
     loop = make_loop()
     with pytest.warns(UserWarning, match="2 parameters of the optimizer changed while 'a'"):  # noqa: SIM117
@@ -137,6 +176,40 @@ def test_several_optimizers(name):
         torch.optim.AdamW(rest, lr=0.01, weight_decay=0.5),
     ]
     two_tasks(backbone, optimizers, heads)
+
+
+def test_two_guards_and_one_optimizer():
+    """Neither warns of weights that the other one protects: warnings are errors in tests."""
+    torch.manual_seed(0)
+    towers, heads = [BACKBONES["mlp"](), BACKBONES["residual"]()], [nn.Linear(2 * WIDTH, 3) for _ in range(2)]
+    optimizer = torch.optim.AdamW([p for module in (*towers, *heads) for p in module.parameters()], lr=0.01)
+    one, two = (hr.protect(tower, optimizer, example=PROBE[:2]) for tower in towers)
+
+    def both(x):
+        return torch.cat([tower(x) for tower in towers], 1)
+
+    answers = []
+    for number, (name, head) in enumerate(zip("ab", heads, strict=True)):
+        x, y = data(number)
+        with one.learn(name, steps=2, own=[head]), two.learn(name, steps=2):
+            for _ in range(4):
+                optimizer.zero_grad()
+                F.cross_entropy(head(both(x)), y).backward()
+                optimizer.step()
+        with one.use("a"), two.use("a"), torch.no_grad():
+            answers.append(heads[0](both(PROBE)))
+    assert torch.equal(*answers)
+    stranger = nn.Linear(WIDTH, 3)
+    optimizer.add_param_group({"params": stranger.parameters()})
+
+    def learn():
+        with one.learn("c", steps=1), two.learn("c", steps=1):
+            (both(PROBE).sum() + stranger(towers[0](PROBE)).sum()).backward()
+            optimizer.step()
+
+    with pytest.warns(UserWarning, match="2 parameters of the optimizer changed") as told:
+        learn()
+    assert len(told) == 2  # both guards see it, and neither counts the weights of the other
 
 
 def test_several_groups():
@@ -210,6 +283,30 @@ def test_parts_may_be_stopped_and_let_go_again_within_a_block():
         before = loop.backbone[1].weight.detach().clone()
         loop.train("b", loop.batches(1), set_to_none=False)
         assert not torch.equal(before, loop.backbone[1].weight)
+    assert loop.changed() == []
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_backbone_may_be_stopped_before_a_block(whole):
+    """The new head is trained first, then the backbone or a part of it: also the gates go on then, and steps count."""
+    loop = make_loop("mlp", **OPTIMIZERS["momentum"])
+    loop.learn("a")
+    loop.backbone.requires_grad_(False)
+    used = loop.guard.method.weight_masks(1)["3.weight"]
+    with loop.guard.learn("b", steps=4, own=[loop.heads["b"]]):
+        before, head = state(loop.backbone), loop.heads["b"].weight.detach().clone()
+        loop.train("b", loop.batches(1))
+        assert differing(before, state(loop.backbone)) == []
+        assert not torch.equal(head, loop.heads["b"].weight)
+        assert loop.guard.lesson.done == 0
+        (loop.backbone if whole else loop.backbone[3]).requires_grad_(True)
+        loss = F.cross_entropy(loop.heads["b"](loop.backbone(PROBE)), torch.arange(8) % 3)
+        loss.backward()
+        assert (loop.backbone[3].weight.grad[used] == 0).all()  # masked as it arrived, so that clipping sees it so
+        loop.optimizer.zero_grad()
+        loop.train("b", loop.batches(1))
+        assert loop.guard.lesson.done == 4
+        assert "0 hatrack_gates.embedding" in differing(before, state(loop.backbone))
     assert loop.changed() == []
 
 
