@@ -23,14 +23,16 @@ REPLACED = ("emnist-letters", "caltech101")  # which 001 does not have
 def _compression_rows() -> tuple[Row, ...]:
     """Return two rows per data set: HAT as section 4.5 has it, and plain SGD."""
     rows = []
+    gates: dict[str, object] = {"c": 1.5, "embedding": "uniform"}
     for name, published in SETS.items():
-        gates = {"c": 1.5, "embedding": "uniform"}
         hat = Run("mixture-open", "hat", method_options=gates, only_task=name, watch_tasks=True)
         sgd = Run("mixture-open", "sgd", only_task=name, watch_tasks=True)
         numbers = {SIZE_OF_TASK.key: published} if published else {}
-        rows.append(Row(f"HAT, {name}", hat, (0,), numbers, joint=()))
+        rows.append(Row(f"HAT, {name}", hat, (0, 1) if name == "mnist" else (0,), numbers, joint=()))
         rows.append(Row(f"SGD, {name}", sgd, (0,), joint=()))
-    return tuple(rows)
+    more = Run("mixture-open", "hat", method_options=gates | {"c": 2.5}, only_task="mnist", watch_tasks=True)
+    note = "Not in 001: the largest c of its figure 4."
+    return (*rows, Row("HAT, mnist, c = 2.5", more, (0,), joint=(), note=note))
 
 
 def _sizes_as_published(results: Results) -> bool | None:
@@ -45,7 +47,7 @@ def _sizes_as_published(results: Results) -> bool | None:
 COMPRESSION = Part(
     "compression",
     "Figure 7: compressing single tasks",
-    "Every data set alone, with c = 1.5 and initial embeddings from U(0, 2), one seed; hatrack compress does it "
+    "Every data set alone, with c = 1.5 and initial embeddings from U(0, 2), one seed (MNIST: two); hatrack compress does it "
     "for any task. The text gives sizes of 1 to 21 % of the weights, 1 % for MNIST and 21 % for CIFAR-100, and "
     "quotes 25 or 50 % for PackNet, and 18 % (MNIST) and 52 % (CIFAR-100) for DEN. Two data sets replace the "
     "paper's SVHN and FaceScrub.",

@@ -4,7 +4,6 @@ A random transform draws from generators that are seeded for every single item: 
 the number of the item. So neither the number of workers nor the step at which a run was stopped changes a bit.
 """
 
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -75,7 +74,7 @@ class Stream:
         )
         try:
             found = iter(loader)
-        except (AttributeError, TypeError, pickle.PicklingError) as error:
+        except Exception as error:  # a data set that can't be sent may raise anything
             raise ValueError(f"the data set can't be sent to worker processes ({error}); workers=0 needs none") from None
         try:
             for piece in found:
