@@ -47,8 +47,8 @@ def _sizes_as_published(results: Results) -> bool | None:
 COMPRESSION = Part(
     "compression",
     "Figure 7: compressing single tasks",
-    "Every data set alone, with c = 1.5 and initial embeddings from U(0, 2), one seed (MNIST: two); hatrack compress does it "
-    "for any task. The text gives sizes of 1 to 21 % of the weights, 1 % for MNIST and 21 % for CIFAR-100, and "
+    "Every data set alone, with c = 1.5 and initial embeddings from U(0, 2), one seed (MNIST: two); hatrack compress does "
+    "it for any task. The text gives sizes of 1 to 21 % of the weights, 1 % for MNIST and 21 % for CIFAR-100, and "
     "quotes 25 or 50 % for PackNet, and 18 % (MNIST) and 52 % (CIFAR-100) for DEN. Two data sets replace the "
     "paper's SVHN and FaceScrub.",
     _compression_rows(),

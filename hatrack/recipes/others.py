@@ -195,6 +195,14 @@ RECIPE = Recipe(
             (ACCURACY, LEARNING, FORGETTING),
         ),
         Part(
+            "router",
+            "HAT without a task id, CIFAR-100 in five tasks",
+            "The AlexNet-like network, 200 epochs at most. Without a task id the best logit of all heads decides, or the "
+            "[router](../router.md) by distances, which is worse here.",
+            (Row("HAT", Run("cifar100-5", "hat", router="distance")),),
+            (ACCURACY, summary("without_task_id"), summary("routed")),
+        ),
+        Part(
             "adapters",
             "Adapters on a trunk trained on CIFAR-10, CIFAR-100 in five tasks",
             "The AlexNet-like trunk is trained on CIFAR-10 for 30 epochs, at one seed in the same way for all rows; then "
