@@ -84,10 +84,11 @@ clean:
 	rm -rf .venv .venv-peers build site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 # requirements.lock has a hash for every file but torch's, which is installed by its exact version: a range would fetch
-# gigabytes of GPU libraries.
+# gigabytes of GPU libraries. The lock lists all packages, so pip must not look for others (some ask for a range of torch);
+# `pip check` tells if one is missing.
 .venv/ready: pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e '.[dev]'
 	$(BIN)/pip check --disable-pip-version-check
