@@ -19,14 +19,10 @@ from hatrack.reporting.tables import Row, Setting, accuracies, missing_reference
 from hatrack.text import printable
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-RUN_OPTIONS = (  # beside those of regime, benchmark and network
+RUN_OPTIONS = (
     "heads",
     "init",
     "freeze",
-    "weights",
-    "trunk",
-    "adapters",
-    "adapter_layers",
     "train_examples",
     "watch_tasks",
     "pretrain",
@@ -35,6 +31,10 @@ RUN_OPTIONS = (  # beside those of regime, benchmark and network
     "first_tasks",
     "only_task",
     "router",
+    "weights",
+    "trunk",
+    "adapters",
+    "adapter_layers",
 )
 REFERENCE_NAMES = {"joint": "joint training, which keeps the data of all tasks,", "random": "guessing"}
 
