@@ -19,7 +19,7 @@ from hatrack.reporting.tables import Row, Setting, accuracies, missing_reference
 from hatrack.text import printable
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-RUN_OPTIONS = (
+RUN_OPTIONS = (  # beside those of regime, benchmark and network
     "heads",
     "init",
     "freeze",
