@@ -1,7 +1,12 @@
 """Fixtures and settings of all tests."""
 
+import signal
+
 import pytest
 import torch
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background job of a shell; the tests send interrupts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # the networks of the tests are small: threads would only wait for each other
 
