@@ -240,7 +240,7 @@ def _own_trunk(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Te
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and the metadata of a file, after checking all parts that are used later."""
-    tensors, metadata, wrong = tensor_files.load_kind(path, KIND, FORMAT, FIELDS, "hatrack.save")
+    tensors, metadata, wrong = tensor_files.load_kind(path, KIND, FORMAT, FIELDS, "hr.save")
     if not wrong:
         wrong = [name for name, right in _contents(tensors, metadata).items() if not right]
     if wrong:
