@@ -168,6 +168,7 @@ class Guard:
             if task is None:
                 assert self.lesson is not None
                 return self.lesson.forward(args[0])
+            follow_device(self.method, self.module.embedding.device)  # a loop may have moved the backbone within the block
             kept = HiddenState(self.method, buffers=True) if self.backbone.training else None
             try:
                 return self.method.forward(args[0], task.number)

@@ -255,3 +255,13 @@ def test_a_thread_can_not_use_a_task_while_another_learns():
     thread.join()
     assert list(loop.guard.tasks) == ["a", "b"]
     assert loop.changed() == []
+
+
+@pytest.mark.parametrize("method", ["hat", "pmask"])
+def test_a_backbone_that_is_moved_within_a_block_of_use(method):
+    """As Lightning does around `predict`. The device "meta", which holds no values, stands for a GPU."""
+    loop = make_loop("cnn", method=method)
+    loop.learn("a", 0)
+    with loop.guard.use("a"):
+        loop.backbone.to("meta")
+        assert loop.backbone(PROBE.to("meta")).device.type == "meta"
