@@ -29,5 +29,8 @@ def generator(seed: int, *names: str | int) -> torch.Generator:
 def seeded(seed: int, *names: str | int) -> Iterator[None]:
     """Seed torch's global generators (initial weights, dropout) within a `with` block; afterwards restore their states."""
     with torch.random.fork_rng():
-        torch.manual_seed(derive(seed, *names))
+        value = derive(seed, *names)
+        torch.default_generator.manual_seed(value)  # torch.manual_seed would also note a stack trace for absent devices
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(value)
         yield
