@@ -4,7 +4,8 @@ A random transform draws from generators that are seeded for every single item: 
 the number of the item. So neither the number of workers nor the step at which a run was stopped changes a bit.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -70,7 +71,7 @@ class Stream:
             num_workers=self.workers,
             collate_fn=_as_it_is,
             generator=torch.Generator(),
-            **self.options,
+            **{**self.options, "worker_init_fn": Begin(self.options.get("worker_init_fn"))},
         )
         try:
             found = iter(loader)
@@ -107,6 +108,25 @@ class Pass(Dataset[Any]):
             return self.reader(self.rows[self.starts[number] : self.starts[number + 1]], self.seed)
         except ValueError as error:  # DataLoaders would add the whole traceback to its text
             return Failure(error)
+
+
+@dataclass(frozen=True)
+class Begin:
+    """What a worker does first.
+
+    A forked worker has inherited what its parent was about to free. To free a recording of a GPU there would abort it, so
+    that the worker leaves all that it inherited alone.
+
+    Attributes:
+        own: the user's `worker_init_fn`, if there is one.
+    """
+
+    own: Callable[[int], None] | None
+
+    def __call__(self, number: int) -> None:
+        gc.freeze()
+        if self.own is not None:
+            self.own(number)
 
 
 def _as_it_is(piece: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 import os
 
 import numpy as np
@@ -203,6 +204,41 @@ def test_a_worker_that_ends_is_an_error_in_one_line():
     method = Method(Network(mlp((3,), widths=(8,)), [2], torch.zeros(1, 3)))
     with pytest.raises(RuntimeError, match=r"^a worker process that reads images ended: [^\n]*$"):
         method.learn(task, Trainer(Regime(epochs=1, batch=100)))
+
+
+class Collecting(Pairs):
+    """Frees what is left behind whenever an item is read."""
+
+    def __getitem__(self, number):
+        if number % 40 == 0:
+            gc.collect()
+        return super().__getitem__(number)
+
+
+class LeftBehind:
+    """Refers to itself, and notes the process in which it is freed, as the recording of a GPU might abort there."""
+
+    def __init__(self, folder):
+        self.itself, self.folder = self, folder
+
+    def __del__(self):
+        (self.folder / str(os.getpid())).touch()
+
+
+def test_a_worker_frees_nothing_that_it_inherited(tmp_path):
+    data = Collecting(torch.rand(160, 3), torch.arange(160) % 2)
+    data.targets = data.y.tolist()
+    task = Task.from_dataset(0, "a", data, DATA, stream=True, workers=1, valid=0.0)
+    gc.collect()
+    gc.disable()
+    try:
+        LeftBehind(tmp_path)
+        for _ in task.train.stream.read_all([torch.arange(160)]):
+            pass
+    finally:
+        gc.enable()
+    gc.collect()
+    assert [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
 
 
 def test_other_targets_are_read_from_items():
