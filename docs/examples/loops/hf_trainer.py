@@ -60,7 +60,7 @@ class Classifier(nn.Module):
 
 def make_trainer(model, name, folder, device):
     arguments = TrainingArguments(
-        output_dir=str(Path(folder) / name), num_train_epochs=6, per_device_train_batch_size=16, learning_rate=3e-3,
+        output_dir=str(Path(folder) / name), num_train_epochs=10, per_device_train_batch_size=16, learning_rate=1e-3,
         weight_decay=0.01, eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True,
         use_cpu=device == "cpu", report_to=[], disable_tqdm=True, seed=0,
     )  # fmt: skip
