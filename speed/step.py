@@ -35,13 +35,20 @@ def together(
     methods: list[Method], task: Task, rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[list[float]]:
     """Seconds per step of every method, in turns, each inside its own `learn` of the task."""
+    return in_turns(methods, [task] * len(methods), rounds, clock)
+
+
+def in_turns(
+    methods: list[Method], tasks: list[Task], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
+    """Seconds per step of every method, in turns, each inside its own `learn` of its own task."""
     steps, seconds = [], [[] for _ in methods]
 
     def fit(method: Method, task: Task, **how: object) -> None:
         steps.append(Trainer(Regime()).start(method, task, **how).step)
         method.train()
-        if len(steps) < len(methods):
-            methods[len(steps)].learn(task, fit)
+        if (number := len(steps)) < len(methods):
+            methods[number].learn(tasks[number], fit)
             return
         for turn in range(-2, rounds):
             index, place = torch.arange(BATCH), torch.full((), turn % (len(task.train) // BATCH))
@@ -51,7 +58,7 @@ def together(
                 if turn >= 0:  # the first two rounds warm up
                     seconds[k].append(clock() - start)
 
-    methods[0].learn(task, fit)
+    methods[0].learn(tasks[0], fit)
     return seconds
 
 
