@@ -60,11 +60,11 @@ class Classifier(nn.Module):
 
 def make_trainer(model, name, folder, device):
     arguments = TrainingArguments(
-        output_dir=str(Path(folder) / name), num_train_epochs=10, per_device_train_batch_size=16, learning_rate=1e-3,
+        output_dir=str(Path(folder) / name), num_train_epochs=8, per_device_train_batch_size=16, learning_rate=2e-3,
         weight_decay=0.01, eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True,
         use_cpu=device == "cpu", report_to=[], disable_tqdm=True, seed=0,
     )  # fmt: skip
-    data = {"train_dataset": made_up_texts(name, 0, 240), "eval_dataset": made_up_texts(name, 1, 60)}
+    data = {"train_dataset": made_up_texts(name, 0, 480), "eval_dataset": made_up_texts(name, 1, 60)}
     return Trainer(model, arguments, **data)
 
 
