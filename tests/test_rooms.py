@@ -86,3 +86,20 @@ def test_an_import_that_breaks_the_order_is_seen(source, room):
 def test_an_import_in_order_is_not_reported():
     source = "from hatrack.files import schema\nfrom hatrack.options import Option"
     assert wrong_imports(source, "methods", "methods/some.py") == []
+
+
+def imports_of_tests(source: str) -> list[str]:
+    """The imports of a test file that take something from another test file."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom | ast.Import)]
+    return [line for line in map(ast.unparse, nodes) if re.search(r"\btests(\.\w+)*\.test_\w+| import test_\w+", line)]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.parent.glob("tests/**/*.py")), ids=lambda path: path.stem)
+def test_no_test_file_imports_another(path):
+    assert imports_of_tests(path.read_text()) == []
+
+
+def test_an_import_of_a_test_file_is_seen():
+    for source in ("from tests.guard.test_steps import step", "import tests.test_api", "from tests.guard import test_steps"):
+        assert imports_of_tests(source) == [source]
+    assert imports_of_tests("from tests.helpers.guarded import data") == []

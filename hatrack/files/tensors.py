@@ -92,6 +92,30 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, metadata
 
 
+def load_kind(
+    path: Path, kind: str, newest: int, fields: Mapping[str, type], writer: str
+) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+    """Read a file of one kind. Raise a ValueError if it holds another one, or a format that this version does not know.
+
+    Args:
+        path: the file.
+        kind: what it must hold, as its metadata says: "method" or "guard".
+        newest: the newest format that can be read.
+        fields: the types of the metadata that every such file has.
+        writer: the function that writes such files, for the error message.
+
+    Returns:
+        The tensors, the metadata, and the names of fields that are missing or have another type.
+    """
+    tensors, metadata = load(path)
+    number = metadata.get("format")
+    if metadata.get("kind") != kind or type(number) is not int:
+        raise ValueError(f"{path} holds no {kind}: it was not written by {writer}")
+    if number > newest:
+        raise ValueError(f"{path} has format {number}, newer than {newest}, the newest this version can read")
+    return tensors, metadata, [name for name, wanted in fields.items() if type(metadata.get(name)) is not wanted]
+
+
 def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
     """Return the SHA-256 of a text and of the names, types, shapes and bits of tensors."""
     found = hashlib.sha256(text.encode())

@@ -48,13 +48,7 @@ def write(path: Path, method: Gated, tasks: Mapping[str, Finished]) -> None:
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and the metadata of a file, after checking all parts that are used later."""
-    tensors, metadata = tensor_files.load(path)
-    number = metadata.get("format")
-    if metadata.get("kind") != KIND or type(number) is not int:
-        raise ValueError(f"{path} holds no guard: it was not written by guard.save")
-    if number > FORMAT:
-        raise ValueError(f"{path} has format {number}, newer than {FORMAT}, the newest this version can read")
-    wrong = [name for name, kind in FIELDS.items() if type(metadata.get(name)) is not kind]
+    tensors, metadata, wrong = tensor_files.load_kind(path, KIND, FORMAT, FIELDS, "guard.save")
     if not wrong and not _tasks_are_right(tensors, metadata):
         wrong = ["tasks"]
     if wrong or "example" not in tensors:

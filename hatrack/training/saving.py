@@ -240,13 +240,7 @@ def _own_trunk(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Te
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and the metadata of a file, after checking all parts that are used later."""
-    tensors, metadata = tensor_files.load(path)
-    number = metadata.get("format")
-    if metadata.get("kind") != KIND or type(number) is not int:
-        raise ValueError(f"{path} holds no method: it was not written by hatrack.save")
-    if number > FORMAT:
-        raise ValueError(f"{path} has format {number}, newer than {FORMAT}, the newest this version can read")
-    wrong = [name for name, kind in FIELDS.items() if type(metadata.get(name)) is not kind]
+    tensors, metadata, wrong = tensor_files.load_kind(path, KIND, FORMAT, FIELDS, "hr.save")
     if not wrong:
         wrong = [name for name, right in _contents(tensors, metadata).items() if not right]
     if wrong:

@@ -21,6 +21,7 @@ from hatrack.datasets.sources import Source
 from hatrack.experiments.build import build
 from hatrack.networks import NETWORKS
 from hatrack.tasks.split import Split
+from tests.helpers.missing_sets import missing
 
 GRAY, COLOUR = (1, 28, 28), (3, 32, 32)
 KINDS = {  # classes, raw shape, training and test images per class
@@ -283,14 +284,6 @@ def test_every_sequence_in_colour(random_sets, name):
 
 
 # Missing data, memory and time
-
-
-def missing(sequence):
-    """Return the data sets that the error of this benchmark names."""
-    with pytest.raises(FileNotFoundError) as error:
-        sequence(0)
-    assert "\n" not in str(error.value)
-    return {name for name in KINDS if re.search(rf"(?<![\w-]){name}(?![\w-])", str(error.value))}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hatrack.benchmarks import BENCHMARKS
 from hatrack.datasets.catalog import SETS
 from hatrack.experiments.bill_of_materials import DATA, bill_of_materials
 from hatrack.networks.mlp import mlp
-from tests.benchmarks.test_sequences import missing
+from tests.helpers.missing_sets import missing
 from tests.helpers.records import make, with_spec
 from tests.helpers.runs import small
 from tests.helpers.toys import toy_tasks

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.guard.test_libraries import needs
-from tests.guard.test_loop_pages import THEIRS, check, fresh_accelerator, load  # noqa: F401
 from tests.helpers.guarded import data, make_loop, state
+from tests.helpers.loop_scripts import THEIRS, check, fresh_accelerator, load, needs  # noqa: F401
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings(*THEIRS)]
 

@@ -1,7 +1,5 @@
 """What Lightning, Accelerate and the Trainer of Hugging Face do beyond the scripts of docs/loops: traps and errors."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 from torch import nn
@@ -9,15 +7,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hatrack as hr
-from tests.guard.test_loop_pages import THEIRS, fresh_accelerator  # noqa: F401
 from tests.helpers.guarded import BACKBONES, PROBE, WIDTH, data, make_loop
+from tests.helpers.loop_scripts import THEIRS, fresh_accelerator, needs  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings(*THEIRS)
-
-
-def needs(*packages):
-    lacking = [package for package in packages if find_spec(package) is None]
-    return pytest.mark.skipif(bool(lacking), reason=f"not installed: {lacking}; pip install 'hatrack[loops]'")
 
 
 def loader(number):

@@ -1,56 +1,12 @@
 """The pages of docs/loops: each has its whole script, and the scripts run, learn, and change no finished task by a bit."""
 
-import importlib.util
-import re
-from importlib.util import find_spec
-from pathlib import Path
+import importlib
 
 import pytest
 import torch
 from torch import distributed
 
-from hatrack.files import tensors
-
-ROOT = Path(__file__).parent.parent.parent
-PAGES, SCRIPTS = ROOT / "docs" / "loops", ROOT / "docs" / "examples" / "loops"
-SHOWN = {
-    "pytorch": "pytorch",
-    "lightning": "lightning_fit",
-    "accelerate": "accelerate_loop",
-    "transformers": "hf_trainer",
-    "detector": "detector",
-    "ddp": "ddp",
-}
-NEEDED = {"lightning_fit": ["lightning"], "accelerate_loop": ["accelerate"], "hf_trainer": ["transformers", "accelerate"]}
-THEIRS = [  # warnings of the libraries themselves
-    "ignore:.*LeafSpec:FutureWarning",
-    "ignore:The '.*_dataloader' does not have many workers",
-    "ignore:Checkpoint directory .* exists and is not empty",
-    "ignore:The number of training batches",
-    "ignore:.*litlogger",
-    "ignore:.*pin_memory",
-]
-
-
-def load(name: str):
-    """Return a script as a module; the test is skipped if a package that it needs is not installed."""
-    for package in NEEDED.get(name, []):
-        if find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: pip install 'hatrack[loops]'")
-    spec = importlib.util.spec_from_file_location(f"loop_{name}", SCRIPTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerator():
-    """Accelerate keeps one state per process, and refuses another precision."""
-    yield
-    if find_spec("accelerate") is not None:
-        from accelerate.state import AcceleratorState
-
-        AcceleratorState._reset_state(True)
+from tests.helpers.loop_scripts import PAGES, SCRIPTS, SHOWN, THEIRS, check, fresh_accelerator, load  # noqa: F401
 
 
 def test_every_page_has_its_whole_script():
@@ -60,20 +16,6 @@ def test_every_page_has_its_whole_script():
     for page, script in SHOWN.items():
         assert f"```python\n{(SCRIPTS / f'{script}.py').read_text()}```" in (PAGES / f"{page}.md").read_text(), page
         assert f"({page}.md)" in overview
-
-
-def check(before: dict, after: dict, said: str, folder: Path) -> None:
-    """The answers of two tasks are the same bits, not all alike, and right; the file that was saved is whole."""
-    assert len(before) >= 2
-    assert before.keys() == after.keys()
-    for name, logits in before.items():
-        assert torch.equal(logits, after[name]), name
-        assert logits.isfinite().all()
-        assert logits.float().std(0).min() > 1e-3
-    assert said.count("the same bits") == len(before)
-    assert all(int(share) >= 85 for share in re.findall(r"(\d+)% ", said))
-    _, metadata = tensors.load(folder / "v1.safetensors")
-    assert [task["name"] for task in metadata["tasks"]] == list(before)
 
 
 @pytest.mark.filterwarnings(*THEIRS)
