@@ -26,7 +26,7 @@ from hatrack.methods.growth.growth import (
 )
 from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
-from hatrack.methods.parts.annealing import Anneal, compensation, hardness, without_denormals
+from hatrack.methods.parts.annealing import Anneal, ValidationOption, compensation, hardness, without_denormals
 from hatrack.methods.parts.candidates import (
     ReuseOption,
     RoomOption,
@@ -123,6 +123,7 @@ class HAT(Method):
         grow: GrowOption = "off",
         grow_below: GrowBelowOption = 0.5,
         grow_by: GrowByOption = 0.5,
+        validation: ValidationOption = "loss",
     ) -> None:
         super().__init__(net)
         self.options = check(HAT, locals())
@@ -131,7 +132,7 @@ class HAT(Method):
             raise ValueError("free='initial' needs masks='binary': with soft gates finished tasks use all weights a little")
         self.stored_images = stored_images(probes, net.example)
         self.smax, self.c, self.kind, self.protect = smax, c, masks, protect
-        self.anneal, self.embedding, self.gate_lr = anneal, embedding, gate_lr
+        self.anneal, self.embedding, self.gate_lr, self.validation = anneal, embedding, gate_lr, validation
         self.units = Units(net.trunk, net.example, on_unknown=on_unknown, leave=leave)
         self.units.to(net.example.device)
         self.held = self.units.held_whole()
@@ -347,6 +348,11 @@ class HAT(Method):
     def _free(self) -> Tensor:
         """Return how free every unit is (units,), from 0 to 1; those that the user froze are not."""
         return torch.where(self.frozen, 0.0, 1 - self.used)
+
+    @torch.no_grad()
+    def validation_price(self, task: int) -> float:
+        """Return c times the capacity term of the gates that the task has now, if the option `validation` asks for it."""
+        return self.c * float(self.capacity(self.final_gates(task))) if self.validation == "total" else 0.0
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
         """Mask the gradients of used weights (Eq. 2) and compensate those of the embeddings for the annealing (2.5)."""

@@ -22,7 +22,7 @@ from hatrack.methods.growth.growth import (
 )
 from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
-from hatrack.methods.parts.annealing import Anneal, hardness
+from hatrack.methods.parts.annealing import Anneal, ValidationOption, hardness
 from hatrack.methods.parts.bits import pack, unpack
 from hatrack.methods.parts.candidates import ReuseOption, RoomOption, check_options, weight_candidates
 from hatrack.methods.parts.capturing import is_capturing
@@ -103,12 +103,14 @@ class PMASK(Method):
         grow: GrowOption = "off",
         grow_below: GrowBelowOption = 0.5,
         grow_by: GrowByOption = 0.5,
+        validation: ValidationOption = "loss",
     ) -> None:
         super().__init__(net)
         self.options = check(PMASK, locals())
         room = check_options(net, reuse, room, norms=norms)
         self.stored_images = stored_images(probes, net.example)
         self.smax, self.c, self.anneal, self.embedding, self.gate_lr = smax, c, anneal, embedding, gate_lr
+        self.validation = validation
         self.norms = TaskNorms(net, shared=norms == "shared", more=divisors(net))  # no gate may make a divisor 0
         self._count_weights()
         named = dict(zip(self.names, self.weights(), strict=True))
@@ -317,6 +319,11 @@ class PMASK(Method):
             a = (s * own).clamp_(-50, 50).sigmoid_()
             part.add_(_times_slope(price * (self.smax * self.c), torch.sigmoid(own), a))
         return grad
+
+    @torch.no_grad()
+    def validation_price(self, task: int) -> float:
+        """Return c times the capacity term of the gates that the task has now, if the option `validation` asks for it."""
+        return self.c * float(torch.dot(self.final_gates(task).float(), self.price)) if self.validation == "total" else 0.0
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
         for freeze in self.freezes:
