@@ -31,6 +31,8 @@ class Option:
         high: the largest value allowed.
         added: the option is younger than the first records; at its default it is left out of a spec, so that older records
             keep their names.
+        retired: another option has taken its place. The command line does not offer it any more; specs of older records,
+            and calls in Python, may still give it.
 
     Example:
         >>> from typing import Annotated
@@ -48,6 +50,7 @@ class Option:
     above: float | None = None
     high: float | None = None
     added: bool = False
+    retired: bool = False
 
 
 class Parameter(NamedTuple):
@@ -77,6 +80,11 @@ def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
             if option is not None:
                 found[name] = Parameter(name, kind, parameter.default, option)
     return found
+
+
+def offered(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """Return the options of a function or class that the command line offers: all but those that are retired."""
+    return {name: parameter for name, parameter in parameters(function).items() if not parameter.option.retired}
 
 
 def expect(name: str, value: Any, kind: Any, wanted: str) -> None:

@@ -53,6 +53,8 @@ class Regime:
             is the score of a task with another target.
         stop_after: a fit ends after so many epochs without a better one on validation data; 0: never. It and `best_by` do
             nothing for a task without validation data, of which a warning tells.
+        augment: what is done to the images of every training step: "crop-flip" moves them by up to 4 pixels and mirrors half
+            of them. A function of your own is an argument of the `Trainer`.
 
     Raises:
         ValueError: if a value is not allowed.
@@ -105,6 +107,10 @@ class Regime:
     stop_after: Annotated[
         int, Option("end a fit after so many epochs without a better one on validation data; 0: never", low=0, added=True)
     ] = 0
+    augment: Annotated[
+        Literal["none", "crop-flip"],
+        Option("crop-flip: move the images of every training step at random, and mirror half of them", added=True),
+    ] = "none"
 
     def __post_init__(self) -> None:
         check(Regime, vars(self))

@@ -55,6 +55,11 @@ def score_text(score: str | None, value: float) -> str:
     return f"{score or 'accuracy'} {value:.1%}" if is_percent(score) else f"{score} {value:.3g}"
 
 
+def score_value(score: str | None, value: float) -> str:
+    """Return a score without its name: 98.21% if it is a share of right answers, otherwise a number."""
+    return f"{value:.2%}" if is_percent(score) else f"{value:.4g}"
+
+
 SCARCE = 0.05  # if a smaller share of a layer is free, a warning names the layer
 HELD = " (held whole: "  # in the names of `usage`: a parameter that no task after the first can change, and the reason
 

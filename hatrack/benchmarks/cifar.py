@@ -1,7 +1,6 @@
 """Benchmarks of the classes of CIFAR-10 and CIFAR-100: colour images of 32x32 pixels."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -11,13 +10,13 @@ from hatrack.datasets import sources
 from hatrack.datasets.sources import Valid
 from hatrack.options import Option, check
 from hatrack.tasks.arrays import normalisation
-from hatrack.tasks.task import Task
+from hatrack.tasks.task import Task, with_crops
 from hatrack.tasks.transform import Transform
 
 SHAPE = (3, 32, 32)
 MEAN = (125.3 / 255, 123.0 / 255, 113.9 / 255)  # of CIFAR-10; 001's code uses them for CIFAR-100 too
 STD = (63.0 / 255, 62.1 / 255, 66.7 / 255)
-Augment = Annotated[bool, Option("random crops and flips of the training images; none of the papers uses them")]
+Augment = Annotated[bool, Option("random crops and flips of the training images: see the regime's augment", retired=True)]
 Group = tuple[str, Sequence[int]]  # a data set and some of its labels
 
 
@@ -84,7 +83,7 @@ def _tasks(groups: Sequence[Group], transform: Transform, valid: float, augment:
 
 def augmented(tasks: Sequence[Task]) -> list[Task]:
     """Return copies of the tasks whose training images are randomly cropped and flipped."""
-    return [replace(task, train=replace(task.train, augment=True)) for task in tasks]
+    return [with_crops(task) for task in tasks]
 
 
 def _span(labels: Sequence[int]) -> str:

@@ -12,7 +12,11 @@ from hatrack.cli.run import NETWORK, SEEDS, RunCommand
 from hatrack.options import Parameter
 
 METHODS = ("hat", "pmask")  # whose gates are learned and have a price
-DEFAULTS = {"c": 1.5, "embedding": "uniform"}  # of HAT, section 4.5: more compression, and every unit open at first
+DEFAULTS = {  # of HAT, section 4.5: more compression, every unit open at first; and of its authors' code, see the option
+    "c": 1.5,
+    "embedding": "uniform",
+    "validation": "total",
+}
 TEXT = "Train one task in as few weights as it needs, and show its accuracy against its size, beside plain SGD."
 MORE = "hatrack compress BENCHMARK --help shows the options of the benchmark, its network and the method as well."
 ORDER = "the name of a benchmark comes first, then the options: hatrack compress BENCHMARK --task NAME ..."

@@ -13,7 +13,7 @@ from hatrack.cli.options import flag, named
 from hatrack.cli.values import show
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
-from hatrack.options import choose, complete, nearest, parameters
+from hatrack.options import choose, complete, nearest, offered
 from hatrack.registry import Entry, Registry
 from hatrack.text import printable, say
 
@@ -71,7 +71,7 @@ def entry(name: str) -> RenderableType:
     table = Table(
         "option", "default", "what it is", title=f"{kind} {name}", title_justify="left", box=None, padding=(0, 2, 0, 0)
     )
-    for p in parameters(found).values():
+    for p in offered(found).values():
         choices = f" ({', '.join(map(str, p.choices))})" if p.choices else ""
         table.add_row(flag(p.name), show(p.default), Text(p.option.help + choices))
     facts = [f"{what}: {getattr(row, what)}" for what in ("paper", "needs", "costs") if getattr(row, what)]

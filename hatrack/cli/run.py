@@ -13,7 +13,7 @@ from hatrack.cli.options import FOLDER, KEEP_MODEL, flag, from_parameter, how_to
 from hatrack.experiments.spec import Run
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
-from hatrack.options import Parameter, parameters
+from hatrack.options import Parameter, offered
 from hatrack.regime import Regime
 from hatrack.registry import Registry
 
@@ -65,10 +65,10 @@ def sections_of(names: Mapping[str, str], make_option: MakeOption = from_paramet
     tables, shown = list[tuple[str, str, Mapping[str, Parameter]]](), set[str]()
     for kind, table in TABLES.items():
         for name in names.get(kind, "").split(",") if kind in names else ():
-            known = {key: p for key, p in parameters(table.find(name)).items() if kind != "method" or key not in shown}
+            known = {key: p for key, p in offered(table.find(name)).items() if kind != "method" or key not in shown}
             shown |= set(known) if kind == "method" else set()
             tables.append((f"{kind}_options", f"{kind.capitalize()} {name}", known))
-    tables += [("regime", "Regime", parameters(Regime)), ("run", "Run", parameters(Run))]
+    tables += [("regime", "Regime", offered(Regime)), ("run", "Run", offered(Run))]
     found = [Section(key, title, list(map(make_option, known.values()))) for key, title, known in tables]
     _check_unique(found)
     return found
@@ -87,7 +87,7 @@ def _check_unique(found: Sequence[Section]) -> None:
 def owners_of(option: str) -> list[str]:
     """Return the methods, benchmarks and networks that have an option."""
     names = {option, option.replace("--no-", "--", 1)}
-    return [key for table in TABLES.values() for key in table if names & set(map(flag, parameters(table[key])))]
+    return [key for table in TABLES.values() for key in table if names & set(map(flag, offered(table[key])))]
 
 
 # The command

@@ -21,7 +21,7 @@ from hatrack.experiments.progress import Display
 from hatrack.experiments.record import Record
 from hatrack.experiments.signals import stop_by_signal
 from hatrack.experiments.tuned import Tuned
-from hatrack.experiments.tuning import Finished, finished
+from hatrack.experiments.tuning import Finished, finished, score_of
 from hatrack.experiments.tuning import tune as carry_out
 from hatrack.experiments.tuning_journal import Journal, load_optuna
 from hatrack.experiments.tuning_protocols import FIRST_TASKS, PROTOCOLS, Search
@@ -29,7 +29,7 @@ from hatrack.experiments.tuning_space import Choices
 from hatrack.methods import METHODS
 from hatrack.options import choose
 from hatrack.reporting.tables import option_text
-from hatrack.text import duration, say
+from hatrack.text import duration, say, score_value
 from hatrack.training.checkpoint import Stopped
 
 SAMPLERS = {name: name for name in ("tpe", "grid", "random")}
@@ -173,9 +173,11 @@ def search_one(search: Search, out: Path, trials: int, **how: Any) -> Tuned | No
         def tell(trial: Finished, best: Finished) -> None:
             display.show(min(trial.number, count - 1), 1.0, "")
             options = ", ".join(f"{name}={option_text(value)}" for name, value in trial.options.items())
-            value = {"complete": "", "pruned": "ended by the pruner at "}.get(trial.state, f"{trial.state}, ")
-            line = f"{search.method}, trial {trial.number + 1} of {count}: {options}: {value}{trial.value:.2%}"
-            say(f"{line}; best so far {best.value:.2%} (trial {best.number + 1})")
+            state = {"complete": "", "pruned": "ended by the pruner at "}.get(trial.state, f"{trial.state}, ")
+            score = score_of(out / search.name)
+            value, most = (named(score, one.value) for one in (trial, best))
+            line = f"{search.method}, trial {trial.number + 1} of {count}: {options}: {state}{value}"
+            say(f"{line}; best so far {most} (trial {best.number + 1})")
 
         try:
             return carry_out(search, out, trials, show=show_progress, tell=tell, **how)
@@ -185,6 +187,11 @@ def search_one(search: Search, out: Path, trials: int, **how: Any) -> Tuned | No
             raise Interrupted("stopped at once; the same command goes on from what was saved before") from None
 
 
+def named(score: str, value: float) -> str:
+    """Return the value of a trial: 98.21%, which is an accuracy, or with the name of its score: R² 0.9131."""
+    return score_value(score, value) if score == "accuracy" else f"{score} {score_value(score, value)}"
+
+
 def show_outcome(search: Search, tuned: Tuned, out: Path) -> None:
     """Print the options that were chosen, and the command that uses them."""
     chosen = {**tuned.method_options, **tuned.regime}
@@ -192,7 +199,7 @@ def show_outcome(search: Search, tuned: Tuned, out: Path) -> None:
     path = out / f"{search.name}.json"
     count = len(tuned.trials)
     how = f"protocol {search.protocol}, {count} trial{'s' * (count > 1)}"
-    say(f"{search.method}: {words}, with {tuned.value:.2%} on validation data ({how})")
+    say(f"{search.method}: {words}, with {named(tuned.score, tuned.value)} on validation data ({how})")
     if caution := PROTOCOLS[search.protocol].caution:
         say(f"caution: {caution.text}")
     seeds = ""

@@ -1,6 +1,7 @@
 """The outcome of a search: a JSON file with the chosen options, the protocol and all trials, for `run --tuned`."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from hatrack.files.atomic import read_bytes, write
 from hatrack.methods import METHODS
 from hatrack.options import check, complete
 from hatrack.regime import Regime
+from hatrack.text import is_percent
 
 SCHEMA = 1
 OPTIONS = schema.table(schema.plain)
@@ -30,16 +32,22 @@ SEARCH = schema.fields({
     "sampler": schema.line,
     "pruner": schema.line,
 })  # fmt: skip
-TRIAL = schema.fields({"number": WHOLE, "state": schema.line, "value": schema.number(0, 1, null=True), "options": OPTIONS})
-FILE = schema.fields({
-    "search": SEARCH,
-    "method_options": OPTIONS,
-    "regime": OPTIONS,
-    "value": schema.number(0, 1),
-    "budget": WHOLE,
-    "trials": schema.items(TRIAL, least=1),
-    "versions": OPTIONS,
-})  # fmt: skip
+
+
+def _file(share: bool) -> schema.Check:
+    """Return the check of a file whose values are shares of right answers, or any numbers."""
+    low, high = (0.0, 1.0) if share else (-math.inf, math.inf)
+    value = schema.number(low, high, null=True)
+    trial = schema.fields({"number": WHOLE, "state": schema.line, "value": value, "options": OPTIONS})
+    return schema.fields({
+        "search": SEARCH,
+        "method_options": OPTIONS,
+        "regime": OPTIONS,
+        "value": schema.number(low, high),
+        "budget": WHOLE,
+        "trials": schema.items(trial, least=1),
+        "versions": OPTIONS,
+    }, {"score": schema.line})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,10 +58,11 @@ class Tuned:
         search: what was searched and how, as `Search.spec` gives it.
         method_options: the chosen options of the method.
         regime: the chosen options of the regime.
-        value: the mean validation accuracy that they reached.
+        value: the mean validation accuracy that they reached, or another score.
         budget: the number of trials that was asked for.
         trials: every trial, with its number, state, value and options.
         versions: the versions of the libraries.
+        score: the name of what the values are.
     """
 
     search: Mapping[str, Any]
@@ -63,10 +72,12 @@ class Tuned:
     budget: int
     trials: list[dict[str, Any]]
     versions: Mapping[str, Any]
+    score: str = "accuracy"
 
     def save(self, path: Path) -> None:
         """Write the file, completely or not at all."""
-        write(path, json.dumps(sign({"tuned": SCHEMA, **vars(self)}), indent=1, allow_nan=False) + "\n", follow=False)
+        data = {name: value for name, value in vars(self).items() if name != "score" or value != "accuracy"}
+        write(path, json.dumps(sign({"tuned": SCHEMA, **data}), indent=1, allow_nan=False) + "\n", follow=False)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -80,7 +91,8 @@ class Tuned:
         if data["tuned"] > SCHEMA:
             raise ValueError(f"{path} is of a newer version of hatrack")
         try:
-            FILE("", data)
+            score = data.get("score", "accuracy")
+            _file(not isinstance(score, str) or is_percent(score))("", data)
             if data.get("digest") != sign(data)["digest"]:
                 raise ValueError("its digest differs: it was changed after it was written")
             if data["search"]["protocol"] not in PROTOCOLS:
@@ -89,7 +101,7 @@ class Tuned:
             raise ValueError(f"{path} is not the outcome of a search: {error}") from None
         for key in ("method_options", "regime"):
             data[key] = {k: tuple(v) if isinstance(v, list) else v for k, v in data[key].items()}
-        return cls(**{name: data[name] for name in cls.__dataclass_fields__})
+        return cls(**{name: data[name] for name in cls.__dataclass_fields__ if name in data})
 
     def check_fits(self, path: Path, benchmark: str) -> None:
         """Raise a ValueError if the outcome must not be used for a benchmark, or its options are not allowed.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hatrack.experiments.progress import describe
+from hatrack.experiments.record import Record
 from hatrack.experiments.run import folder_of, run
 from hatrack.experiments.spec import Run
 from hatrack.experiments.tuned import Tuned
@@ -36,7 +37,7 @@ class Finished(NamedTuple):
     Attributes:
         number: of the trial, from 0.
         state: "complete", "pruned" or "diverged".
-        value: the mean accuracy on validation data; 0 if it diverged.
+        value: the mean accuracy, or another score, on validation data; 0 or less if it diverged.
         options: what was tried.
     """
 
@@ -92,9 +93,15 @@ def conclude(journal: Journal, out: Path, trials: int) -> Tuned | None:
     method, regime = search.split(best.options)
     rows = [one._asdict() for one in done]
     versions = versions_of_search(journal.optuna.__version__)
-    tuned = Tuned(search.spec, method, regime, best.value, trials, rows, versions)
+    tuned = Tuned(search.spec, method, regime, best.value, trials, rows, versions, score_of(journal.folder))
     tuned.save(out / f"{search.name}.json")
     return tuned
+
+
+def score_of(folder: Path) -> str:
+    """Return the name of the score of a search by the records in its folder: "accuracy" unless they say otherwise."""
+    path = min((folder / "records").glob("*.json"), default=None)
+    return "accuracy" if path is None else Record.load(path).score
 
 
 def finished(journal: Journal) -> list[Finished]:
@@ -135,7 +142,7 @@ def _carry_out(journal: Journal, trial: "FrozenTrial", show: Show | None, how: M
         steps = journal.trials[number].intermediate_values
         journal.finish(number, steps[max(steps)], pruned=True)
     except Diverged as error:
-        journal.finish(number, 0.0, note=str(error))
+        journal.finish(number, min([0.0, *(one.value for one in finished(journal))]), note=str(error))
     else:
         return
     for spec in runs:  # what a run that will not go on has saved

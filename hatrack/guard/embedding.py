@@ -112,7 +112,7 @@ def _by_hand(factor: Tensor) -> Tensor:
     the loss, which is a power of two. Clipping has any factor, and the gates are not clipped.
     """
     size = factor.abs()
-    number = torch.where(size < 1, 1 / size, size)
+    number = torch.maximum(size, 1 / size)
     nearest = number.round()
     whole = (number <= MOST) & ((number - nearest).abs() <= ROUNDING * number)
     exact = torch.where(size < 1, 1 / nearest, nearest).copysign(factor)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from hatrack.guard import parallel
 from hatrack.guard.embedding import Embedding
-from hatrack.guard.frozen import FrozenBits
+from hatrack.guard.frozen import FrozenBits, check_dense
 from hatrack.guard.settling import inputs
 from hatrack.methods.guarantees import Probes
 from hatrack.methods.hat import HAT
@@ -20,7 +20,9 @@ from hatrack.methods.parts.annealing import hardness
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.pmask import PMASK
 from hatrack.tasks.split import Batch
+from hatrack.tracing.folded import LastPass
 
+AHEAD = 1024  # steps whose hardness is computed at once
 Gated = HAT | PMASK  # what a guard can be made of
 
 
@@ -50,8 +52,10 @@ class Lesson:
         self.hooks: list[Any] = []
         self.probes = Probes({}, {})  # what finished tasks answered before
         self.frozen = FrozenBits([])  # what finished tasks use
+        self.last = LastPass()  # in training mode
         self.evaluated = False  # whether a backward pass since the last step went through a pass in evaluation mode
         self.warned = False
+        self.ahead: tuple[int, Tensor] | None = None  # a step of the epoch, and the hardness of it and of those after it
         self._set_hardness()
 
     def begin(self) -> None:
@@ -64,12 +68,19 @@ class Lesson:
                     self.hooks.append(freeze.parameter.register_post_accumulate_grad_hook(masked))  # type: ignore[no-untyped-call]
         self.method.norms.lend(self.method.net, self.number)
         self.module.open()
-        self.frozen = FrozenBits(self.method.frozen_weights())
+        # Closed gates of PMASK select, so that no infinity passes; those of HAT multiply weights by 0.
+        self.frozen = FrozenBits(self.method.frozen_weights(), finite=isinstance(self.method, HAT))
 
     def _set_hardness(self) -> None:
-        step, steps = torch.tensor(self.done % self.steps), torch.tensor(self.steps)
-        place = Batch(torch.empty(0), torch.empty(0), self.number, step, steps, step / steps)
-        self.s = hardness(place, self.method.smax, self.method.anneal).to(self.module.embedding.device)
+        """Set the hardness of the next step; that of several steps is computed at once, and lies on the device."""
+        step = self.done % self.steps
+        first = step - step % AHEAD
+        if self.ahead is None or self.ahead[0] != first:
+            number = torch.arange(first, min(first + AHEAD, self.steps))
+            place = Batch(torch.empty(0), torch.empty(0), self.number, number, torch.tensor(self.steps), number / self.steps)
+            found = hardness(place, self.method.smax, self.method.anneal)
+            self.ahead = first, found.to(self.module.embedding.device)
+        self.s = self.ahead[1][step - first]
 
     def follow_device(self) -> None:
         """Move everything to the device of the backbone, if a loop has moved it since, as Lightning does around `fit`."""
@@ -77,7 +88,7 @@ class Lesson:
         if self.s.device != device:
             self.method.to(device)
             self.module.follow_device()
-            self.s = self.s.to(device)
+            self.s, self.ahead = self.s.to(device), None
             self.probes = Probes(
                 {task: images.to(device) for task, images in self.probes.images.items()}, self.probes.logits
             )
@@ -92,7 +103,8 @@ class Lesson:
         if not e.requires_grad and any(p.requires_grad for p in self.method.net.trunk.parameters()):
             e.requires_grad_(True)  # the user stopped the whole backbone, and let parts of it go again
         self.group = parallel.group_of(e) or self.group
-        return self.method.soft_forward(x, self.number, self.s)
+        self.last.together = self.group is None  # DDP looks for what a pass leaves out
+        return self.method.soft_forward(x, self.number, self.s, self.last)
 
     def _evaluate(self, x: Tensor) -> Tensor:
         """Return the features in evaluation mode, and note if a backward pass goes through them."""
@@ -108,8 +120,7 @@ class Lesson:
     def before_step(self, optimizer: Optimizer) -> None:
         """Mask the gradients of what finished tasks use, and take the embedding's gradient away from the optimizer."""
         self.follow_device()
-        for freeze in self.method.frozen_weights():
-            _mask(freeze)
+        self.frozen.mask_grads()
         taken = self.module.take(optimizer)
         if taken is not None:  # a step may call that of its base class: hooks run twice then
             self.grad = taken.neg_() if _maximizes(optimizer, self.method.net.trunk, self.module.embedding) else taken
@@ -142,8 +153,8 @@ class Lesson:
             self.grad = None
             self.done += 1
             self._set_hardness()
-        self.method.constrain()
-        self.frozen.note()
+        self.frozen.restore()
+        self.method.clamp_gates()
 
     def _share(self, optimizer: Optimizer) -> float:
         """Return the learning rate as a share of its largest value so far: the gates' rate follows a schedule."""
@@ -186,6 +197,8 @@ def gate_count(method: Gated) -> int:
 
 def _maximizes(optimizer: Optimizer, trunk: nn.Module, embedding: nn.Parameter) -> bool:
     """Return whether an optimizer maximises the loss by the weights of a backbone; raise if it also minimises it by some."""
+    if not any(group.get("maximize", False) for group in optimizer.param_groups):
+        return False
     own = {id(p) for p in trunk.parameters() if p is not embedding}  # its group may be that of a head
     groups = [group for group in optimizer.param_groups if any(id(p) in own for p in group["params"])]
     found = {bool(group.get("maximize", False)) for group in groups}
@@ -198,14 +211,7 @@ def _maximizes(optimizer: Optimizer, trunk: nn.Module, embedding: nn.Parameter) 
 
 
 def _mask_on_arrival(freeze: Freeze, parameter: Tensor) -> None:
-    _mask(freeze)
-
-
-def _mask(freeze: Freeze) -> None:
-    """Set the gradient of frozen entries to 0; raise if it is sparse."""
-    grad = freeze.parameter.grad
-    if grad is not None and grad.layout is not torch.strided:
-        raise ValueError("a weight of the backbone has a sparse gradient, which can't be masked: nn.Embedding(sparse=False)")
+    check_dense(freeze)
     freeze.mask_grad()
 
 

@@ -84,6 +84,8 @@ def _build(backbone: nn.Module, example: Tensor, name: str, seed: int, options: 
         raise ValueError(
             f"grow={options['grow']!r}: a guard does not grow, since the loop and the optimizer hold the backbone"
         )
+    if options["validation"] != "loss":
+        raise ValueError(f"validation={options['validation']!r} does nothing in a guard: the loop validates by itself")
     if options.get("masks", "binary") != "binary":
         raise ValueError(f"masks={options['masks']!r} guarantees nothing; a guard needs masks='binary'")
     with evaluating(backbone):  # networks and methods set modes; here they are the user's

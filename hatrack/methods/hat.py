@@ -26,7 +26,7 @@ from hatrack.methods.growth.growth import (
 )
 from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
-from hatrack.methods.parts.annealing import Anneal, compensation, hardness, without_denormals
+from hatrack.methods.parts.annealing import Anneal, ValidationOption, compensation, hardness, without_denormals
 from hatrack.methods.parts.candidates import (
     ReuseOption,
     RoomOption,
@@ -48,6 +48,7 @@ from hatrack.seeds import generator
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
 from hatrack.text import held_whole
+from hatrack.tracing.folded import LastPass
 from hatrack.tracing.units import Units
 
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
@@ -122,6 +123,7 @@ class HAT(Method):
         grow: GrowOption = "off",
         grow_below: GrowBelowOption = 0.5,
         grow_by: GrowByOption = 0.5,
+        validation: ValidationOption = "loss",
     ) -> None:
         super().__init__(net)
         self.options = check(HAT, locals())
@@ -130,7 +132,7 @@ class HAT(Method):
             raise ValueError("free='initial' needs masks='binary': with soft gates finished tasks use all weights a little")
         self.stored_images = stored_images(probes, net.example)
         self.smax, self.c, self.kind, self.protect = smax, c, masks, protect
-        self.anneal, self.embedding, self.gate_lr = anneal, embedding, gate_lr
+        self.anneal, self.embedding, self.gate_lr, self.validation = anneal, embedding, gate_lr, validation
         self.units = Units(net.trunk, net.example, on_unknown=on_unknown, leave=leave)
         self.units.to(net.example.device)
         self.held = self.units.held_whole()
@@ -153,6 +155,7 @@ class HAT(Method):
         self.freezes: list[PartialFreeze] = []
         self.own: dict[str, Tensor] = {}  # with candidates: which weights of the trunk are the task's own, by name
         self.used = torch.zeros(self.units.count)  # the largest gate of finished tasks, for every unit
+        self.price = torch.zeros(self.units.count)  # the gradient of c times the capacity term by every gate
         self.growth = Growth()
         self.on_new_tasks()
         try_growth(self)
@@ -162,7 +165,7 @@ class HAT(Method):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = self.net.example.device
         self.units.to(device)
-        self.used = self.used.to(device)
+        self.used, self.price = self.used.to(device), self.price.to(device)
         for freeze in self.frozen_weights():
             freeze.to(device)
         return self
@@ -293,6 +296,8 @@ class HAT(Method):
             self.used = (~mine).to(self.used)
             self.own = own_weights(self.units, mine)
             shares = {f"trunk.{name}": (~mask).float() for name, mask in self.own.items()}
+        free = self._free()
+        self.price = free * (self.c / free.sum().clamp(min=1e-6))
         for name, parameter in self._shared_weights().items():
             self._freeze(parameter, shares[name], empty=not finished and self.candidates is None)
 
@@ -309,28 +314,45 @@ class HAT(Method):
         """Return the loss of the task with annealed gates, plus c times the capacity term (Eq. 4)."""
         assert isinstance(batch.task, int), "HAT learns one task at a time"
         gates = self.soft_gates(self.embeddings[batch.task], hardness(batch, self.smax, self.anneal))
-        logits = self._with_gates(batch.x, batch.task, gates)
-        return batch.loss(logits) + self.c * self.capacity(gates)
+        features = self.units.run(batch.x, self._opened(gates), self._tensors(batch.task))
+        return batch.loss(self.net.head(features, batch.task)) + self.c * self.capacity(gates)
 
     def soft_gates(self, e: Tensor, s: Tensor) -> Tensor:
         """Return the gates (units,) of an embedding at hardness s (Eq. 1)."""
         return self._open_frozen(torch.sigmoid(s * e))
 
-    def _with_gates(self, x: Tensor, task: int, gates: Tensor) -> Tensor:
-        """Return the logits of a task with these soft gates."""
+    def _opened(self, gates: Tensor) -> Tensor:
+        """Return soft gates as they are applied."""
         opened = without_denormals(gates)
         if self.candidates is not None:  # `used` is 1 for all other units, which stay closed unless the user froze them
             opened = torch.where((self.used == 0) | self.frozen, opened, 0.0)
-        return self.net.head(self.units.run(x, opened, self._tensors(task)), task)
+        return opened
 
-    def soft_forward(self, x: Tensor, task: int, s: Tensor) -> Tensor:
-        """Return the logits of the task being learned, with its gates at hardness s."""
-        return self._with_gates(x, task, self.soft_gates(self.embeddings[task], s))
+    def soft_forward(self, x: Tensor, task: int, s: Tensor, last: LastPass) -> Tensor:
+        """Return the logits of the task being learned, with its gates at hardness s, as `loss` has them but for rounding.
+
+        Args:
+            x: a batch of inputs.
+            task: the number of the task.
+            s: the hardness.
+            last: what the last pass has left.
+        """
+        opened = self._opened(self.soft_gates(self.embeddings[task], s))
+        return self.net.head(self.units.run_folded(x, opened, self._tensors(task), last), task)
 
     def capacity(self, gates: Tensor) -> Tensor:
         """Return R (Eq. 5), the share of the free units that the gates open; 0 when no unit is free."""
-        free = torch.where(self.frozen, 0.0, 1 - self.used)
+        free = self._free()
         return (gates * free).sum() / free.sum().clamp(min=1e-6)
+
+    def _free(self) -> Tensor:
+        """Return how free every unit is (units,), from 0 to 1; those that the user froze are not."""
+        return torch.where(self.frozen, 0.0, 1 - self.used)
+
+    @torch.no_grad()
+    def validation_price(self, task: int) -> float:
+        """Return c times the capacity term of the gates that the task has now, if the option `validation` asks for it."""
+        return self.c * float(self.capacity(self.final_gates(task))) if self.validation == "total" else 0.0
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
         """Mask the gradients of used weights (Eq. 2) and compensate those of the embeddings for the annealing (2.5)."""
@@ -346,10 +368,9 @@ class HAT(Method):
     def gate_gradient(self, grad: Tensor, s: Tensor) -> Tensor:
         """Return the gradient by which the embedding moves: that of a loss without the capacity term, plus c times that of
         the capacity term, compensated. A loop that computes its own loss needs it; `loss` has it all in one."""
-        with torch.enable_grad():
-            e = self.embeddings[self.learning].detach().requires_grad_()  # without hooks, which autograd.grad would call
-            own: Tensor = torch.autograd.grad(self.c * self.capacity(self.soft_gates(e, s)), e)[0]
-        return (grad + own) * compensation(e.detach(), s, self.smax)
+        e = self.embeddings[self.learning].detach()
+        own: Tensor = torch.ops.aten.sigmoid_backward(self.price, torch.sigmoid(s * e)) * s  # of c R by e
+        return (grad + own) * compensation(e, s, self.smax)
 
     def constrain(self) -> None:
         """Restore the bits of frozen weights, keep the others finite (infinity times a closed gate is not 0), and clamp the
@@ -360,6 +381,10 @@ class HAT(Method):
             ):  # a smaller gradient would not suffice: Adam normalises it
                 parameter.lerp_(before, share)
             freeze.restore()
+        self.clamp_gates()
+
+    def clamp_gates(self) -> None:
+        """Clamp the embedding of the task being learned."""
         self.embeddings[self.learning].clamp_(-LIMIT, LIMIT)
 
     # Inspecting and releasing

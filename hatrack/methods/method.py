@@ -190,6 +190,10 @@ class Method(TrainedMethod):
     def restore_data(self, task: Task) -> None:
         """Restore the data of a finished task, when a run continues or a model was loaded; for methods that keep data."""
 
+    def validation_price(self, task: int) -> float:
+        """Return what is added to the validation loss of the task being learned, by which its epochs are compared."""
+        return 0.0
+
     def explain_divergence(self, regime: Regime) -> str:
         """Return the likely cause of a loss that is not finite, and what to try."""
         return rate(regime)

@@ -4,7 +4,7 @@ HAT with a gate per weight instead of per unit. The paper leaves much open (docs
 specify is as in HAT (https://arxiv.org/abs/1801.01423). Gates of finished tasks are binary and stored as bits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
@@ -22,7 +22,7 @@ from hatrack.methods.growth.growth import (
 )
 from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
-from hatrack.methods.parts.annealing import Anneal, hardness
+from hatrack.methods.parts.annealing import Anneal, ValidationOption, hardness
 from hatrack.methods.parts.bits import pack, unpack
 from hatrack.methods.parts.candidates import ReuseOption, RoomOption, check_options, weight_candidates
 from hatrack.methods.parts.capturing import is_capturing
@@ -41,6 +41,7 @@ from hatrack.seeds import generator
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
 from hatrack.tracing.exchange import functional_call
+from hatrack.tracing.folded import LastPass
 from hatrack.tracing.units import Units
 
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
@@ -102,12 +103,14 @@ class PMASK(Method):
         grow: GrowOption = "off",
         grow_below: GrowBelowOption = 0.5,
         grow_by: GrowByOption = 0.5,
+        validation: ValidationOption = "loss",
     ) -> None:
         super().__init__(net)
         self.options = check(PMASK, locals())
         room = check_options(net, reuse, room, norms=norms)
         self.stored_images = stored_images(probes, net.example)
         self.smax, self.c, self.anneal, self.embedding, self.gate_lr = smax, c, anneal, embedding, gate_lr
+        self.validation = validation
         self.norms = TaskNorms(net, shared=norms == "shared", more=divisors(net))  # no gate may make a divisor 0
         self._count_weights()
         named = dict(zip(self.names, self.weights(), strict=True))
@@ -300,8 +303,8 @@ class PMASK(Method):
         *weights, capacity = _Masked.apply(*given)  # type: ignore[no-untyped-call]
         return weights, capacity
 
-    def soft_forward(self, x: Tensor, task: int, s: Tensor) -> Tensor:
-        """Return the logits of the task being learned, with its gates at hardness s."""
+    def soft_forward(self, x: Tensor, task: int, s: Tensor, last: LastPass) -> Tensor:
+        """Return the logits of the task being learned, with its gates at hardness s. Its norms have no gates."""
         return self._run(x, task, self.masked(s)[0])
 
     def gate_gradient(self, grad: Tensor, s: Tensor) -> Tensor:
@@ -317,6 +320,11 @@ class PMASK(Method):
             part.add_(_times_slope(price * (self.smax * self.c), torch.sigmoid(own), a))
         return grad
 
+    @torch.no_grad()
+    def validation_price(self, task: int) -> float:
+        """Return c times the capacity term of the gates that the task has now, if the option `validation` asks for it."""
+        return self.c * float(torch.dot(self.final_gates(task).float(), self.price)) if self.validation == "total" else 0.0
+
     def edit_grads(self, batch: Batch, aux: Any) -> None:
         for freeze in self.freezes:
             freeze.mask_grad()
@@ -325,6 +333,10 @@ class PMASK(Method):
         """Restore the bits of frozen weights and clamp the embeddings."""
         for freeze in self.freezes:
             freeze.restore(finite=False)  # closed gates select by `where`, so that no infinity passes
+        self.clamp_gates()
+
+    def clamp_gates(self) -> None:
+        """Clamp the embeddings of the task being learned."""
         assert self.embeddings is not None
         self.embeddings.clamp_(-LIMIT, LIMIT)
 
@@ -409,6 +421,11 @@ class PMASK(Method):
         self.packed_masks = torch.stack([pack(row) for row in rows]) if rows else pack(torch.zeros(self.count))[None][:0]
 
 
+def _in_one(a: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Return whether one operation shall multiply all tensors by gates a: on a GPU, where each operation takes time."""
+    return a.is_cuda and not is_capturing() and all(t.dtype == a.dtype for t in tensors)
+
+
 def _times_slope(grad: Tensor, sigmoid: Tensor, a: Tensor) -> Tensor:
     """Multiply in place by the slope of sigmoid(e), and by 0 unless CLOSED < a < 1. Return the result."""
     aten.sigmoid_backward.grad_input(grad, sigmoid, grad_input=grad)  # times sigmoid(e) (1 - sigmoid(e))
@@ -430,6 +447,8 @@ class _Masked(torch.autograd.Function):
         ctx.smax = smax
         ctx.save_for_backward(e, a, price, *weights)
         gates = pieces(a, weights)
+        if _in_one(a, weights):
+            return *torch._foreach_mul(weights, gates), torch.dot(a, price)
         return *[(w * gate).to(w.dtype) for w, gate in zip(weights, gates, strict=True)], torch.dot(a, price)
 
     @staticmethod
@@ -442,6 +461,9 @@ class _Masked(torch.autograd.Function):
                 part.add_((g * w.conj()).real, alpha=ctx.smax)
             else:
                 part.addcmul_(g, w, value=ctx.smax)
+        if _in_one(a, outer):
+            _times_slope(grad, torch.sigmoid(e), a)
+            return grad, None, None, None, *torch._foreach_mul(outer, pieces(a, weights))
         reused = torch.sigmoid(e)  # its memory is used again for the gradients of the weights: new memory is slow
         _times_slope(grad, reused, a)
         parts = zip(outer, pieces(a, weights), pieces(reused, weights), strict=True)

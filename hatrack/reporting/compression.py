@@ -16,10 +16,11 @@ from rich.text import Text
 from hatrack.experiments.record import Record
 from hatrack.reporting.drawing import MARKERS, MUTED, PALETTE, STYLE, Drawing, render
 from hatrack.reporting.elements import escaped, table
-from hatrack.reporting.measures import MEASURES, MISSING, Measure, format_number, format_std, mean_std
+from hatrack.reporting.measures import MISSING, Measure, format_number, format_std, mean_std, measure_of
 from hatrack.reporting.page import POLICY
 from hatrack.reporting.page import STYLE as PAGE_STYLE
 from hatrack.reporting.tables import label
+from hatrack.text import is_percent
 
 QUOTED = (  # by HAT's authors, section 4.5; sizes in % of the weights
     "quoted by Serrà et al. 2018, not measured here: PackNet keeps 25 or 50 % of the weights; DEN 18 % on MNIST and 52 % on "
@@ -28,13 +29,11 @@ QUOTED = (  # by HAT's authors, section 4.5; sizes in % of the weights
 )
 LINES = {"PackNet, quoted": (0.25, 0.5), "DEN on MNIST and CIFAR-100, quoted": (0.18, 0.52)}
 SIZE = Measure("size", "Weights in use", "%", "The share of the trunk's weights that the task uses at the end.")
-VALID = Measure("valid", "Accuracy on validation data", "%", "That of the epoch whose weights were kept.")
 SMALLEST = 1e-3  # share of the weights on the axis of the figure, which is logarithmic
-ACCURACY = next(measure for measure in MEASURES if measure.key == "accuracy")
 
 
 class Point(NamedTuple):
-    """An epoch: the share of the weights in use after it, and the accuracy on validation (or, without it, test) data."""
+    """An epoch: the share of the weights in use after it, and the score on validation (or, without it, test) data."""
 
     size: float
     accuracy: float
@@ -53,6 +52,11 @@ class Compression:
     title: str
     gated: list[Record]
     plain: list[Record]
+
+    @property
+    def score(self) -> str:
+        """The name of the score of the task: "accuracy", or another one."""
+        return self.gated[0].score
 
 
 def size(record: Record) -> float:
@@ -81,21 +85,25 @@ def _rows(found: Compression) -> dict[str, list[str]]:
     """Return the cells of the table by the labels of the methods: seeds, size and accuracies."""
     rows = {}
     for records in (found.gated, found.plain):
-        values = {SIZE: [*map(size, records)], VALID: [*map(valid_accuracy, records)]}
-        values[ACCURACY] = [record.summary["accuracy"] for record in records]
-        cells = [(measure, mean_std(numbers)) for measure, numbers in values.items()]
+        reached = measure_of(found.score, "accuracy")
+        tested = [record.summary["accuracy"] for record in records]
+        values = [(SIZE, [*map(size, records)]), (reached, [*map(valid_accuracy, records)]), (reached, tested)]
+        cells = [(measure, mean_std(numbers)) for measure, numbers in values]
         texts = [f"{format_number(m, s.mean)} {format_std(m, s)}".strip() if s else MISSING for m, s in cells]
         rows[label(records[0])] = [str(len(records)), *texts]
     return rows
 
 
-COLUMNS = ("method", "n", "weights in use %", "validation %", "test %")
+def _columns(score: str) -> list[str]:
+    """Return the titles of the columns; accuracies are what is expected and need no name."""
+    unit = "%" if score == "accuracy" else f"{score} %" if is_percent(score) else score
+    return ["method", "n", "weights in use %", f"validation {unit}", f"test {unit}"]
 
 
 def compression_table(found: Compression) -> Table:
     """Return the table for the terminal: size and accuracies of both methods, mean ± standard deviation over seeds."""
     made = Table(title=Text(found.title), title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for name in COLUMNS:
+    for name in _columns(found.score):
         made.add_column(name, justify="left" if name == "method" else "right")
     for name, cells in _rows(found).items():
         made.add_row(Text(name), *cells)
@@ -106,7 +114,7 @@ def compression_csv(found: Compression) -> str:
     """Return every epoch of every run with all digits."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["method", "seed", "epoch", "size", "accuracy"])
+    writer.writerow(["method", "seed", "epoch", "size", found.score])
     for record in (*found.gated, *found.plain):
         for epoch, point in enumerate(points(record)):
             writer.writerow([record.spec.method, record.spec.seed, epoch + 1, point.size, point.accuracy])
@@ -114,28 +122,31 @@ def compression_csv(found: Compression) -> str:
 
 
 def draw(found: Compression) -> Drawing:
-    """Draw the accuracy against the size, a dot per epoch, with plain SGD as a triangle at 100 %."""
+    """Draw the score against the size, a dot per epoch, with plain SGD as a triangle at 100 %."""
     with style.context(["default", STYLE]):
-        figure = draw_sizes({found.title: (found.gated, found.plain)})
-        return render("compression", "", "compress", figure, f"Accuracy against the weights in use: {found.title}")
+        figure = draw_sizes({found.title: (found.gated, found.plain)}, found.score)
+        title = f"{found.score[:1].upper()}{found.score[1:]} against the weights in use: {found.title}"
+        return render("compression", "", "compress", figure, title)
 
 
-def draw_sizes(tasks: Mapping[str, tuple[Sequence[Record], Sequence[Record]]]) -> Figure:
+def draw_sizes(tasks: Mapping[str, tuple[Sequence[Record], Sequence[Record]]], score: str = "accuracy") -> Figure:
     """Return the figure of one or several tasks.
 
     Args:
         tasks: by name the records of the method with gates and those of plain SGD, a record per seed.
+        score: the name of the score of all tasks.
     """
+    factor = 100 if is_percent(score) else 1
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.add_subplot()
     for k, (name, (gated, plain)) in enumerate(tasks.items()):
         colour, marker = PALETTE[k % len(PALETTE)], MARKERS[k // len(PALETTE) % len(MARKERS)]
         for number, record in enumerate(gated):
             dots = points(record)
-            x, y = [100 * max(dot.size, SMALLEST) for dot in dots], [100 * dot.accuracy for dot in dots]
+            x, y = [100 * max(dot.size, SMALLEST) for dot in dots], [factor * dot.accuracy for dot in dots]
             axes.plot(x, y, color=colour, marker=marker, linewidth=0.6, alpha=0.7, label=name if number == 0 else None)
         for record in plain:
-            axes.plot([100], [100 * _plain_accuracy(record)], color=colour, marker="<", markersize=9, linestyle="")
+            axes.plot([100], [factor * _plain_accuracy(record)], color=colour, marker="<", markersize=9, linestyle="")
     _quoted(axes)
     axes.set_xscale("log")
     lowest = min([dot.size for gated, _ in tasks.values() for record in gated for dot in points(record)], default=1.0)
@@ -143,7 +154,7 @@ def draw_sizes(tasks: Mapping[str, tuple[Sequence[Record], Sequence[Record]]]) -
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("weights in use, % (a dot per epoch; triangle: plain SGD)")
-    axes.set_ylabel("accuracy on validation data, %")
+    axes.set_ylabel(f"{score} on validation data" + (", %" if is_percent(score) else ""))
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
 
@@ -163,7 +174,7 @@ def _quoted(axes: Axes) -> None:
 
 def compression_page(found: Compression, drawing: Drawing) -> str:
     """Return a page with the table and the figure that loads no other file and runs no script."""
-    heads = [f'<th scope="col">{escaped(name)}</th>' for name in COLUMNS]
+    heads = [f'<th scope="col">{escaped(name)}</th>' for name in _columns(found.score)]
     body = [
         f'<tr><th scope="row">{escaped(name)}</th>{"".join(f"<td>{escaped(cell)}</td>" for cell in cells)}</tr>'
         for name, cells in _rows(found).items()

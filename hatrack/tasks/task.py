@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -324,3 +324,10 @@ def _share(valid: Any) -> Any:
 def _has_whole_labels(how: dict[str, Any]) -> bool:
     """Return whether options of `from_arrays` ask for labels that are whole numbers."""
     return how.get("target", "classes") not in ("multi-label", "regression") and how.get("loss") is None
+
+
+def with_crops(task: Task) -> Task:
+    """Return a task whose training images are randomly cropped and flipped; raise an error if it has no images."""
+    if len(task.shape) != 3 or task.train.x.dtype == torch.int64:
+        raise ValueError(f"augment='crop-flip' is for images; task {task.name!r} has inputs of shape {task.shape}")
+    return replace(task, train=replace(task.train, augment=True))

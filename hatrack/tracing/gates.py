@@ -60,10 +60,16 @@ class Gate(NamedTuple):
 
     def __call__(self, x: Tensor, gates: Tensor) -> Tensor:
         """Return x with the gates (units,) applied: bools select, other types multiply."""
+        return self.apply(x, self.values(gates))
+
+    def values(self, gates: Tensor) -> Tensor:
+        """Return the values (channels,) of the channels' gates, of those of all units (units,)."""
         if self.first < 0:
-            values = torch.cat([gates, gates.new_ones(1)])[self.units]
-        else:
-            values = gates[self.first : self.first + len(self.units)]
+            return torch.cat([gates, gates.new_ones(1)])[self.units]
+        return gates[self.first : self.first + len(self.units)]
+
+    def apply(self, x: Tensor, values: Tensor) -> Tensor:
+        """Return x with the values (channels,) of its gates applied."""
         values = values.view([-1 if d == self.dim else 1 for d in range(x.dim())])
         return torch.where(values, x, 0) if values.dtype == torch.bool else x * values.to(x.dtype)
 
@@ -100,13 +106,17 @@ class CountedCalls(TorchFunctionMode):
         """Return the key of this call, and count it; also that of the call with a parameter that it belongs to."""
         given = named_arguments(func, args, kwargs)
         tensors = [given[k] for k in ("weight", "running_mean") if given.get(k) is not None]
-        name = next((self.names[id(t)] for t in tensors if id(t) in self.names), None)
+        name = self.name_of(tensors)
         if name is not None:
             self.last = self._counted(name)
             return self.last, self.last
         origin: Key | None = getattr(given.get("input", args[0] if args else None), ORIGIN, self.last)
         part = self._part_of_parameter(given.get("weight"))
         return self._counted(f"{func.__name__}(){part}" if part else function_name(func, origin)), origin
+
+    def name_of(self, tensors: list[Any]) -> str | None:
+        """Return the name of the first of these tensors that is the trunk's; None if none is."""
+        return next((self.names[id(t)] for t in tensors if id(t) in self.names), None)
 
     def _part_of_parameter(self, weight: Any) -> str:
         """Return which part of which parameter a weight is a view of, such as the queries' part of packed projections."""
@@ -139,7 +149,7 @@ class ApplyGates(CountedCalls):
 
     def substituted(self, given: Any) -> Any:
         """Return the arguments of a call, with parameters that are gated themselves replaced by their gated values."""
-        for t in tree_leaves(given) if self._own else ():
+        for t in tree_leaves(given):
             if id(t) in self._own and id(t) not in self.substitutes:
                 self.substitutes[id(t)] = self._own[id(t)](t, self.gates)
         return super().substituted(given)
@@ -148,7 +158,9 @@ class ApplyGates(CountedCalls):
         if func in OPENED:
             with self:
                 return OPENED[func](*args, **(kwargs or {}))
-        args, kwargs = self.substituted((args, kwargs or {}))
+        kwargs = kwargs or {}
+        if self._own:
+            args, kwargs = self.substituted((args, kwargs))
         if func not in TRACED:
             return func(*args, **kwargs)
         key, origin = self.key(func, args, kwargs)
@@ -162,10 +174,20 @@ class ApplyGates(CountedCalls):
         gate = self.places.gates[found]
         if isinstance(gate, FusedGate):
             return marked(gate.run(func, args, self.gates), origin)
+        return marked(self.call(found, gate, func, args, kwargs), origin)
+
+    def values(self, gate: Gate) -> Tensor:
+        """Return the values (channels,) of a gate."""
+        return gate.values(self.gates)
+
+    def call(self, found: Key, gate: Gate | None, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function and apply the gate of its place to the result."""
         out = func(*args, **kwargs)
-        if gate is not None:  # of an LSTM's cell, the state and the memory have the same gates
-            out = tuple(gate(t, self.gates) for t in out) if isinstance(out, tuple) else gate(out, self.gates)
-        return marked(out, origin)
+        if gate is None:
+            return out
+        if isinstance(out, tuple):  # of an LSTM's cell, the state and the memory have the same gates
+            return tuple(gate.apply(t, self.values(gate)) for t in out)
+        return gate.apply(out, self.values(gate))
 
 
 class Places:

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from hatrack.seeds import generator, seeded
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE
 from hatrack.tracing.exchange import filled, functional_call
+from hatrack.tracing.folded import FoldedGates, LastPass
 from hatrack.tracing.gates import LAYERS, RECURRENT, ApplyGates, Gate, Key, Places, not_on_example, tensor_names
 from hatrack.tracing.lengths import Example, trace_example
 from hatrack.tracing.opened import OPENED
@@ -146,11 +147,29 @@ class Units:
         """
         return self._run(self.trunk, x, gates, tensors or {})
 
+    def run_folded(self, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor], last: LastPass) -> Tensor:
+        """Run the trunk with gates that multiply, as `run` but for rounding, at less cost (see `folded.py`).
+
+        Args:
+            x: a batch of inputs.
+            gates: (units,), the value of every unit's gate.
+            tensors: parameters and buffers to use in place of the trunk's own, by name.
+            last: what the last pass has left, which this one brings up to date.
+        """
+        calls = FoldedGates(self.trunk, tensors, self.places, gates, [*self.layers.values()], last)
+        features = self._run_in(calls, self.trunk, x, tensors)
+        last.norms = calls.called
+        return features
+
     def _run(self, trunk: nn.Module, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        calls = ApplyGates(_names(trunk, tensors), self.places, gates, training=trunk.training)
+        return self._run_in(calls, trunk, x, tensors)
+
+    def _run_in(self, calls: ApplyGates, trunk: nn.Module, x: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Run a trunk in a mode that applies gates."""
         if x.dim() != 1 + len(self._shape):
             raise ValueError(f"inputs have {1 + len(self._shape)} dimensions, as the example has, not {x.dim()}")
-        names = tensor_names(trunk) | {id(tensor): name for name, tensor in tensors.items()}
-        with ApplyGates(names, self.places, gates, training=trunk.training) as calls:
+        with calls:
             features: Tensor = functional_call(trunk, dict(tensors), (x,)) if tensors else trunk(x)
         fewer = not trunk.training and any(calls.counts.get(name, n) != n for name, n in self._repeated.items())
         if calls.others or fewer or x.shape[1:] != self._shape:
@@ -284,6 +303,11 @@ class Units:
                 " as in exp(k) / exp(k).sum(); no task can be learned so; a small constant added to the divisor avoids it",
                 stacklevel=4,
             )
+
+
+def _names(trunk: nn.Module, tensors: Mapping[str, Tensor]) -> dict[int, str]:
+    """Return the name of every parameter and buffer that a trunk is run with, by `id`."""
+    return tensor_names(trunk) | {id(tensor): name for name, tensor in tensors.items()}
 
 
 def last_layer(model: nn.Module, example: Tensor) -> str:

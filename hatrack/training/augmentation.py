@@ -1,7 +1,6 @@
 """Augmentation of the training images by the Trainer: random crops and flips, or a function of the user's own."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -11,7 +10,6 @@ from hatrack.engine.choice import Engine
 from hatrack.options import nearest, shown
 from hatrack.seeds import derive
 from hatrack.tasks.items import keep_generators, seed_generators
-from hatrack.tasks.task import Task
 
 Augment = Literal["crop-flip"] | Callable[[Tensor], Tensor] | None
 
@@ -26,13 +24,6 @@ def check_augment(augment: Any, engine: Engine) -> Augment:
     if engine not in ("auto", "eager"):
         raise ValueError(f"a function as augment runs eagerly: engine must be 'auto' or 'eager' beside it, not {engine!r}")
     return augment  # type: ignore[no-any-return]
-
-
-def with_crops(task: Task) -> Task:
-    """Return a task whose training images are randomly cropped and flipped; raise an error if it has no images."""
-    if len(task.shape) != 3 or task.train.x.dtype == torch.int64:
-        raise ValueError(f"augment='crop-flip' is for images; task {task.name!r} has inputs of shape {task.shape}")
-    return replace(task, train=replace(task.train, augment=True))
 
 
 def augmented(x: Tensor, function: Callable[[Tensor], Tensor], seed: int, epoch: int, step: int) -> Tensor:

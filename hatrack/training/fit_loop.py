@@ -194,7 +194,7 @@ class FitLoop:
         number = len(self.result.epochs)
         self.optimizers.set_lr(self.schedule.start(number))
         loss = self.train_epoch(number)
-        score = self.validate() if len(self.task.valid) else None
+        score = self._validated() if len(self.task.valid) else None
         if score is not None and not math.isfinite(score.loss):
             raise self._diverged(f"validation loss is {score.loss}")
         self._warn_of_no_score(score)
@@ -206,6 +206,11 @@ class FitLoop:
             self.best = copy_trained(self.method)
         if better or not self.best:
             self.result.best = number
+
+    def _validated(self) -> Score:
+        """Return the loss and the score on validation data. The loss has what the method adds to it."""
+        score = self.validate()
+        return Score(score.loss + self.method.validation_price(self.task.index), score.accuracy)
 
     def _warn_of_no_score(self, score: Score | None) -> None:
         """Warn, once in a fit, if the score that decides which epoch is the best is no number."""

@@ -26,9 +26,9 @@ from hatrack.regime import Regime
 from hatrack.seeds import derive
 from hatrack.tasks.device import to_device
 from hatrack.tasks.targets import check_smoothing
-from hatrack.tasks.task import Task
+from hatrack.tasks.task import Task, with_crops
 from hatrack.text import printable
-from hatrack.training.augmentation import Augment, check_augment, with_crops
+from hatrack.training.augmentation import Augment, check_augment
 from hatrack.training.checkpoint import Checkpointer, State
 from hatrack.training.fit_loop import FitLoop, max_steps
 from hatrack.training.progress import Progress, ProgressEvent, find_console, show_progress
@@ -60,8 +60,8 @@ class Trainer:
             nothing of what is learned, and costs an evaluation per task and epoch.
         precision: how matrix products and convolutions of fits are computed: "float32", "tf32" (on a GPU) or "bfloat16" (on
             a GPU, or a CPU that can); weights and sums stay float32. None leaves it to torch's settings and to autocast.
-        augment: what is done to the images of every training step: "crop-flip" moves them by up to 4 pixels and mirrors half
-            of them; a function gets and returns a batch of images as the network sees them. None: nothing.
+        augment: what is done to the images of every training step: a function gets and returns a batch of images as the
+            network sees them; "crop-flip" is that of the regime. None: what the regime says.
 
     Attributes:
         fits: the result of every fit so far, a `FitResult` each.
@@ -124,8 +124,8 @@ class Trainer:
         """
         method.net.check_task(task)
         task = to_device(task, method.net.example.device)
-        task = with_crops(task) if self.augment == "crop-flip" else task
         regime = self._regime(task, changes)
+        task = self._augmented(task, regime)
         self.check_tasks()
         if isinstance(task.train.task, int):  # not a union of several tasks
             method.net.set_preprocessing(task)
@@ -151,8 +151,14 @@ class Trainer:
         self.fits.append(loop.result)
         return loop
 
+    def _augmented(self, task: Task, regime: Regime) -> Task:
+        """Return a task with random crops and flips, if the trainer or the regime asks for them."""
+        return with_crops(task) if "crop-flip" in (self.augment, regime.augment) else task
+
     def check_tasks(self) -> None:
         """Raise an error if the regime is not for one of `tasks`, before the first of them is trained."""
+        for task in self.tasks:
+            self._augmented(task, self.regime)
         check_smoothing(((task.name, task.target) for task in self.tasks), self.regime.smoothing)
 
     def _regime(self, task: Task, changes: dict[str, Any]) -> Regime:

@@ -9,6 +9,7 @@ from hatrack import Record, Regime, Run, run
 from hatrack.__main__ import main
 from hatrack.experiments.build import build_tasks
 from hatrack.reporting.compression import points, size
+from tests.helpers.own_files import regression_file
 from tests.helpers.records import Reader
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")
@@ -113,3 +114,21 @@ def test_a_run_of_one_task_is_that_of_this_task_as_the_first(tmp_path):
     assert first.curves == named.curves
     with pytest.raises(ValueError, match="names one task"):
         Run("smnist", "hat", only_task="0", first_tasks=2, **given)
+
+
+def test_a_task_without_classes_has_its_own_score(tmp_path, capsys):
+    """R² in place of the accuracy, as a number and not in percent."""
+    tasks, out = regression_file(tmp_path), tmp_path / "out"
+    words = ["compress", "own", "--task", "task 0", "--tasks", str(tasks), "--network", "mlp", "--widths", "20"]
+    assert main([*words, "--epochs", "3", "--batch", "20", "--lr", "0.01", "--device", "cpu", "--out", str(out)]) == 0
+    said, found = capsys.readouterr().out, records(out)
+    tested = found["sgd", 0].summary["accuracy"]
+    assert found["sgd", 0].score == "R²"
+    assert "validation R²" in said
+    assert "test R²" in said
+    assert "ccuracy" not in said
+    page, rows = (out / "compress.html").read_text(), list(csv.DictReader(io.StringIO((out / "compress.csv").read_text())))
+    assert Reader(page).row("sgd")[-1] == f"{tested:.3f}"
+    assert "R² on validation data" in page
+    assert "ccuracy" not in page
+    assert [float(row["R²"]) for row in rows if row["method"] == "hat"] == [p.accuracy for p in points(found["hat", 0])]

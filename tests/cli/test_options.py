@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 
 import pytest
 
-from hatrack import METHODS, NETWORKS, Method, Regime
+from hatrack import METHODS, NETWORKS, Method, Record, Regime, Run
+from hatrack.__main__ import main
 from hatrack.benchmarks import BENCHMARKS
-from hatrack.options import Option, check, check_value, choose, nearest, parameters
+from hatrack.options import Option, check, check_value, choose, nearest, offered, parameters
+from tests.helpers.commands import SHORT
 
 
 def function(
@@ -150,3 +152,33 @@ def test_nearest_sees_through_case_and_dashes(wrong, right):
 
 def test_nearest_of_none():
     assert "none" in nearest("smax", [])  # a method without options: the message does not end in an empty list
+
+
+def test_a_retired_option_is_read_from_specs_and_not_offered(capsys):
+    """The benchmarks' `augment` of older records, whose place the regime's has taken."""
+    assert "augment" in parameters(BENCHMARKS["cifar"])
+    assert "augment" not in offered(BENCHMARKS["cifar"])
+    old = Run("cifar", "sgd", benchmark_options={"augment": True})
+    assert Run.from_spec(old.spec) == old
+    plain = Run("cifar", "sgd")
+    assert plain.spec["benchmark_options"]["augment"] is False  # in the names of all records of the benchmark
+    assert "augment" not in plain.spec["regime"]
+    assert Run("cifar", "sgd", regime=Regime(augment="crop-flip")).spec["regime"]["augment"] == "crop-flip"
+    assert main(["list", "cifar"]) == 0
+    assert "augment" not in capsys.readouterr().out
+    assert main(["run", "cifar", "sgd", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("--augment") == 1
+    assert "none|crop-flip" in shown
+    for words in (["--augment"], ["--augment", "crops"], ["--no-augment"]):
+        assert main(["run", "cifar", "sgd", *words]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_command_line_augments(tmp_path):
+    words = ["run", "digits-and-clothes", "sgd", "--network", "mlp", *SHORT[:-2], "--device", "cpu", "--out"]
+    assert main([*words, str(tmp_path / "plain")]) == 0
+    assert main([*words, str(tmp_path / "cropped"), "--augment", "crop-flip"]) == 0
+    plain, cropped = (Record.load(next((tmp_path / name).glob("*.json"))) for name in ("plain", "cropped"))
+    assert cropped.spec.regime["augment"] == "crop-flip"
+    assert cropped.curves[0].epochs[0].loss > plain.curves[0].epochs[0].loss

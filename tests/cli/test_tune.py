@@ -16,6 +16,7 @@ from hatrack.methods import METHODS
 from hatrack.reporting.report import report
 from hatrack.reporting.tables import label, settings, terminal
 from tests.helpers.commands import SHORT
+from tests.helpers.own_files import regression_file
 from tests.helpers.records import make, save
 
 FILE = "smnist-ewc-first-tasks.json"
@@ -204,6 +205,29 @@ def test_several_methods_have_the_same_budget(tmp_path, capsys):
     assert main(words) == 0, "nothing is left to do"
     assert "trial 2 of 2" not in capsys.readouterr().out
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == before
+
+
+def test_a_search_names_another_score_and_takes_negative_ones(tmp_path, capsys):
+    """R² is below 0 where a network is worse than the mean, and no share of 100 %."""
+    out, tasks = tmp_path / "out", regression_file(tmp_path, noise=1.0)
+    words = ["own", "sgd", "--tasks", str(tasks), "--network", "mlp", "--widths", "50", "--epochs", "40", "--batch", "20"]
+    space = ["--over", "lr=0.05|1e30", "--sampler", "grid", "--trials", "2", "--protocol", "one-seed", "--no-restore"]
+    assert main(["tune", *words, *space, "--out", str(out)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    path = next(out.glob("own-sgd-*.json"))
+    tuned = Tuned.load(path)
+    assert (tuned.score, tuned.value < 0) == ("R²", True)
+    assert f"with R² {tuned.value:.4g} on validation data" in shown
+    assert "%" not in shown
+    states = {trial["options"]["lr"]: (trial["state"], trial["value"]) for trial in tuned.trials}
+    assert states[1e30][0] == "diverged"  # not the best, though Optuna was told no less than the worst
+    assert tuned.regime == {"lr": 0.05}
+    assert states[1e30][1] <= 0
+    data = json.loads(path.read_text())
+    for change in ({"score": "accuracy"}, {"score": 3}):  # a negative share of right answers
+        path.write_text(json.dumps(sign({**data, **change})))
+        with pytest.raises(ValueError, match=r"^[^\n]*is not the outcome of a search[^\n]*$"):
+            Tuned.load(path)
 
 
 def test_first_tasks_with_all_tasks_is_one_seed(tmp_path, capsys):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from hatrack.guard import frozen
 from tests.helpers.guarded import BACKBONES, LOSSES, Loop, make_loop
 from tests.helpers.tiers import cases
 
@@ -48,18 +49,20 @@ def draw_plan(draw: random.Random) -> dict[str, Any]:
         "options": {"c": draw.choice([0.1, 0.75, 2.0]), "smax": draw.choice([50.0, 400.0])},
         "release": draw.random() < 0.2,
         "epochs": draw.choice([1, 2]),
+        "together": draw.random() < 0.5,  # all weights restored by one operation, as on a GPU
     }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(FEW, cases(10 * FEW, 1000)))
-def test_many_random_sequences(seed):
-    test_a_random_sequence(seed)
+def test_many_random_sequences(seed, monkeypatch):
+    test_a_random_sequence(seed, monkeypatch)
 
 
 @pytest.mark.parametrize("seed", range(FEW))
-def test_a_random_sequence(seed):
+def test_a_random_sequence(seed, monkeypatch):
     plan = draw_plan(random.Random(seed))
+    monkeypatch.setattr(frozen, "TOGETHER", ("cpu",) if plan["together"] else ())
     kind, settings = OPTIMIZERS[plan["optimizer"]]
     loop = make_loop(
         plan["backbone"], kind, method=plan["method"], options=plan["options"], seed=seed, names="abcd",

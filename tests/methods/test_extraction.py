@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from hatrack import HAT, Network, PackNet
 from hatrack.methods.extraction.capture import aten, capture
 from hatrack.methods.extraction.extract import difference, extract, weights
+from hatrack.methods.extraction.layout import channels_last
 from hatrack.networks import NETWORKS
 from tests.helpers.learning import every_method, learn, make
 from tests.helpers.nets import Lambda, random_plan
@@ -330,3 +331,26 @@ def test_wrong_tasks_are_refused():
     for task in (None, "x", -1, 5, 1.5):
         with pytest.raises((ValueError, IndexError)):
             method.extract(task)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_convolutions_lie_with_channels_last_where_that_fits(fits, monkeypatch):
+    def refuse(graph):
+        channels_last(graph)
+        raise RuntimeError("view size is not compatible")
+
+    if not fits:
+        monkeypatch.setattr("hatrack.methods.extraction.extract.channels_last", refuse)
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 6, 2), nn.ReLU(), nn.Flatten())
+    x = torch.randn(4, 3, 8, 8)
+    method = HAT(Network(trunk, [3], x[:2])).eval()
+    small = method.extract(0)
+    found = [t for t in small.state_dict().values() if t.dim() == 4]
+    assert len(found) == 2
+    assert small.extraction["weights"] < small.extraction["weights_before"]
+    assert [t.is_contiguous(memory_format=torch.channels_last) for t in found] == [fits, fits]
+    with torch.no_grad():
+        wanted = method(x, 0)
+        for images in (x, x.contiguous(memory_format=torch.channels_last), x[:1]):
+            assert torch.allclose(small(images), wanted[: len(images)], rtol=1e-5, atol=1e-6)

@@ -43,13 +43,21 @@ def test_crops_and_flips_are_those_of_the_option_of_benchmarks(name):
     old = [replace(task, train=replace(task.train, augment=True)) for task in tasks]
     found = []
     regime = Regime(epochs=3, batch=16, lr=0.1)
-    for world, augment in ((old, None), (tasks, "crop-flip"), ([streamed(t) for t in tasks], "crop-flip"), (tasks, None)):
+    cropped = replace(regime, augment="crop-flip")
+    for world, trainer in (
+        (old, Trainer(regime)),
+        (tasks, Trainer(regime, augment="crop-flip")),
+        ([streamed(t) for t in tasks], Trainer(regime, augment="crop-flip")),
+        (tasks, Trainer(cropped)),
+        (tasks, Trainer(regime)),
+    ):
         method = make(name, world)
-        learn(method, world, Trainer(regime, augment=augment))
+        learn(method, world, trainer)
         found.append(method.state_dict())
     assert same(found[0], found[1])
     assert same(found[0], found[2]), "streamed images are cropped like others"
-    assert not same(found[0], found[3])
+    assert same(found[0], found[3]), "the regime says the same"
+    assert not same(found[0], found[4])
 
 
 def test_a_function_of_the_users_own_sees_every_batch():
@@ -120,3 +128,5 @@ def test_crops_are_for_images():
         method = Method(Network(torch.nn.Linear(task.shape[0], 4), [task.classes], task.train.x[:2].float()))
         with pytest.raises(ValueError, match=r"crop-flip' is for images|token ids"):
             method.learn(task, Trainer(Regime(epochs=1), augment="crop-flip"))
+        with pytest.raises(ValueError, match=r"is for images|token ids"):
+            method.learn(task, Trainer(Regime(epochs=1, augment="crop-flip")))

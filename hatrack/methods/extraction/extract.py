@@ -11,6 +11,7 @@ from hatrack.methods.extraction.analysis import Analysis
 from hatrack.methods.extraction.capture import capture
 from hatrack.methods.extraction.cutting import cut
 from hatrack.methods.extraction.folding import fold
+from hatrack.methods.extraction.layout import channels_last
 
 RULES = layers.RULES | pointwise.RULES | shapes.RULES
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}  # of the largest logit
@@ -49,12 +50,23 @@ def extract(served: nn.Module, example: Tensor) -> fx.GraphModule:
         agrees, reason = False, f"{type(error).__name__}: {error}".partition("\n")[0]
     else:
         reason = "its logits differ"
+        graph = _laid_out(graph, probes, wanted)
     if not agrees:
         warnings.warn(f"nothing was cut out of the network: the smaller one failed its check ({reason})", stacklevel=3)
         graph, left = whole, 0
     result = _finished(graph)
     result.extraction = {"weights": weights(result), "weights_before": before, "zeros_left": left}  # type: ignore[assignment]
     return result
+
+
+def _laid_out(graph: fx.GraphModule, probes: Tensor, wanted: Tensor) -> fx.GraphModule:
+    """Return a graph with convolutions in their quicker layout, or as it is if that does not fit the other operations."""
+    other = copy.deepcopy(graph)
+    try:
+        channels_last(other)
+        return other if same(other, probes, wanted) else graph
+    except RuntimeError:  # a view that needs another layout
+        return graph
 
 
 def weights(module: nn.Module) -> int:

@@ -1,13 +1,22 @@
 """The annealing of hard attention: gates that are soft at the beginning of every epoch and hard at its end (HAT, Eq. 3)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from hatrack.options import Option
 from hatrack.tasks.split import Batch
 
 Anneal = Literal["paper", "authors"]
+ValidationOption = Annotated[
+    Literal["loss", "total"],
+    Option(
+        "by what on validation data lr falls and an epoch is the best: the loss; or total, which has c times the capacity "
+        "term in it as in the authors' code, so that training goes on while gates close",
+        added=True,
+    ),
+]
 
 
 def hardness(batch: Batch, smax: float, anneal: Anneal) -> Tensor:
