@@ -3,8 +3,10 @@
 import math
 import platform
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,9 @@ from hatrack.tasks.split import Split
 from hatrack.tasks.targets import other_score
 from hatrack.tasks.task import Task
 from hatrack.text import printable, shorten
+from hatrack.tracking.log import EpochLog
+from hatrack.tracking.tracker import Tracker
+from hatrack.tracking.trackers import Log, make_trackers
 from hatrack.training.checkpoint import Stopped, stopping
 from hatrack.training.progress import Progress
 from hatrack.training.saving import save
@@ -61,6 +66,7 @@ def run(
     progress: Progress | None = None,
     after_task: AfterTask | None = None,
     tuned: Mapping[str, Any] | None = None,
+    log: Log | Sequence[Log] | None = None,
 ) -> Record:
     """Carry out a run, or continue it where it was stopped.
 
@@ -80,6 +86,8 @@ def run(
             task; what it raises ends the run.
         tuned: how the options were chosen, for the field `tuned` of a new record. A record that is there already keeps its
             own, and a run that is continued the one that it began with.
+        log: where the results of every epoch go, as in `Trainer`: "tensorboard", "wandb", a function, a list of these. It is
+            no part of the run: name and record are the same without it.
 
     Returns:
         The record.
@@ -91,6 +99,7 @@ def run(
     """
     check_arguments(spec, out, device, save_every, progress, after_task)
     check_note(tuned)
+    trackers = make_trackers(log, None if out is None else Path(out), spec.name)
     choose_engine(engine, torch.device(device).type, 0)  # an error now if it can't be had
     check_precision(precision, torch.device(device))
     folder = None if out is None else folder_of(spec, Path(out), minutes=save_every)
@@ -127,12 +136,14 @@ def run(
                 return Record.load(folder.record)
             keep_model, keep_each = folder.remember_kept(keep_model, keep_each)
             trainer.checkpointer, tuned = folder.checkpointer, folder.keep_note(tuned)
+        trainer.log = log_of(spec, tasks, folder, trackers, device, began)
+        open_files.push(partial(_end_log, trainer.log))
         ahead = compile_ahead(spec, tasks, method, torch.device(device), precision) if compiles else None
         trainer.wait_for_code = ahead.wait if ahead else None
         try:
             pretrained = None
             if first is not None:
-                pretrained = pretrained_trunk(spec, tasks, first, folder, device=device, engine=engine, progress=progress)
+                pretrained = pretrained_trunk(spec, tasks, first, folder, device=device, engine=engine, progress=progress, log=trainer.log)
                 method = build_method(spec, tasks, pretrained.trunk, device)
             record = _run(spec, tasks, method, trainer, began, after_task, folder if keep_each else None)
             record.pretraining = pretrained.result if pretrained else None
@@ -156,8 +167,28 @@ def run(
                 folder.model.unlink()
             record.models = kept_models(folder.record, len(tasks) if keep_each else 0)
             record.save(folder.path.parent)
+            trainer.log.end("finished")
             folder.remove_states()
     return record
+
+
+def log_of(
+    spec: Run, tasks: list[Task], folder: RunFolder | None, trackers: Sequence[Tracker], device: torch.device | str, began: float
+) -> EpochLog:
+    """Return the log of a run, which has read the lines of processes before and begun those of this one."""
+    if folder:
+        folder.checkpointer.make_folder()
+    log = EpochLog(folder.lines if folder else None, trackers)
+    log.began = began
+    scores = {other_score(task.target) for task in tasks}
+    score = scores.pop() if len(scores) == 1 else "score"
+    log.open(name=spec.name, spec=spec.spec, tasks=[task.name for task in tasks], score=score, device=str(device))
+    return log
+
+
+def _end_log(log: EpochLog, kind: object, error: BaseException | None, trace: object) -> None:
+    """Say in the lines of a run why it ends."""
+    log.end("finished" if error is None else "stopped" if isinstance(error, Stopped) else f"{type(error).__name__}: {error}")
 
 
 def folder_of(spec: Run, out: Path, *, minutes: float = 5.0) -> RunFolder:
@@ -210,6 +241,7 @@ def _run(
     saved = checkpointer.resume(method, trainer) if checkpointer else None
     if saved:
         start, spent = saved["task"], saved["spent"]
+        _restore_lines(trainer, saved, spent)
         rows = {name: saved[name] if name in saved else [[] for _ in range(start)] for name in rows}  # old states lack some
         for task in tasks[:start]:
             if models and not (file := models.task_model(task.index)).exists():
@@ -238,6 +270,8 @@ def _run(
         valids = [learned.valid for learned in tasks[: task.index + 1]]
         scores = iter(Evaluations(method, [*tests, *trains, *valids], wait=wait_for_gpu)())
         rows["tests"].append([next(scores) for _ in tests])
+        if trainer.log:
+            trainer.log.scores(task.index, [accuracy for _, accuracy in rows["tests"][-1]])
         rows["trains"].append([next(scores) for _ in trains])
         rows["valids"].append([score if len(split) else UNKNOWN for score, split in zip(scores, valids, strict=True)])
         if after_task:
@@ -264,6 +298,30 @@ def _run(
     if checkpointer:
         checkpointer.wait()
     return Record.from_dict(record.to_dict())  # with None for numbers that are not finite, as a record that was loaded
+
+
+def _restore_lines(trainer: Trainer, saved: Mapping[str, Any], spent: float) -> None:
+    """Write the lines of finished tasks that a saved state has and the file of lines has not."""
+    if trainer.log is None:
+        return
+    trainer.log.spent, known = spent, dict(trainer.log.lines.scores)
+    fits = [(result, number) for number, result in _numbered(trainer.fits)]
+    for task in range(saved["task"]):
+        for result, number in fits:
+            if result.task == task:
+                trainer.log.restore(task, number, len(result.epochs), result)
+        if task not in known and task < len(saved["tests"]):
+            trainer.log.scores(task, [score[1] for score in saved["tests"][task]], measured=False)
+
+
+def _numbered(results: Sequence[FitResult]) -> list[tuple[int, FitResult]]:
+    """Return the results of fits with their numbers among those of their task."""
+    seen = Counter[int]()
+    found = []
+    for result in results:
+        found.append((seen[result.task], result))
+        seen[result.task] += 1
+    return found
 
 
 def _task_info(task: Task) -> TaskInfo:
