@@ -30,6 +30,7 @@ from hatrack.experiments.routing import fit_and_route
 from hatrack.experiments.run_folder import RunFolder, unfinished
 from hatrack.experiments.spec import Run as Run
 from hatrack.files.atomic import is_plain
+from hatrack.inspection.layers import layer_titles
 from hatrack.inspection.measuring import CapacityCurve, capacity
 from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
@@ -136,19 +137,21 @@ def run(
                 return Record.load(folder.record)
             keep_model, keep_each = folder.remember_kept(keep_model, keep_each)
             trainer.checkpointer, tuned = folder.checkpointer, folder.keep_note(tuned)
-        trainer.log = log_of(spec, tasks, folder, trackers, device, began)
+        trainer.log = log_of(spec, tasks, method, folder, trackers, device, began)
         open_files.push(partial(_end_log, trainer.log))
         ahead = compile_ahead(spec, tasks, method, torch.device(device), precision) if compiles else None
         trainer.wait_for_code = ahead.wait if ahead else None
         try:
             pretrained = None
             if first is not None:
-                pretrained = pretrained_trunk(spec, tasks, first, folder, device=device, engine=engine, progress=progress, log=trainer.log)
+                pretrained = pretrained_trunk(
+                    spec, tasks, first, folder, device=device, engine=engine, progress=progress, log=trainer.log
+                )
                 method = build_method(spec, tasks, pretrained.trunk, device)
             record = _run(spec, tasks, method, trainer, began, after_task, folder if keep_each else None)
             record.pretraining = pretrained.result if pretrained else None
         except Diverged as error:
-            saved = folder and folder.path.exists() and folder.path
+            saved = folder and folder.has_states and folder.path
             kept = f"; its last good state stays in {saved}; the same command would end so again" if saved else ""
             error.args = (f"{spec.method} seed {spec.seed}, {error}{kept}",)  # one of many, perhaps
             raise
@@ -173,7 +176,13 @@ def run(
 
 
 def log_of(
-    spec: Run, tasks: list[Task], folder: RunFolder | None, trackers: Sequence[Tracker], device: torch.device | str, began: float
+    spec: Run,
+    tasks: list[Task],
+    method: Method,
+    folder: RunFolder | None,
+    trackers: Sequence[Tracker],
+    device: torch.device | str,
+    began: float,
 ) -> EpochLog:
     """Return the log of a run, which has read the lines of processes before and begun those of this one."""
     if folder:
@@ -182,7 +191,9 @@ def log_of(
     log.began = began
     scores = {other_score(task.target) for task in tasks}
     score = scores.pop() if len(scores) == 1 else "score"
-    log.open(name=spec.name, spec=spec.spec, tasks=[task.name for task in tasks], score=score, device=str(device))
+    titles = layer_titles(method.net.trunk)
+    about = {"spec": spec.spec, "score": score, "layers": titles, "device": str(device)}
+    log.open(name=spec.name, tasks=[task.name for task in tasks], **about)
     return log
 
 

@@ -61,7 +61,7 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self.checkpointer.close()  # before another process may come in
-        if not any(self.files()):
+        if not self.has_states:
             with suppress(OSError):  # where an open file can't be removed, the lock does it by itself
                 Path(self.lock.lock_file).unlink(missing_ok=True)
         self.lock.release()
@@ -75,6 +75,11 @@ class RunFolder:
         """Return the names of files of the run in its folder, also of those that are half written."""
         found = (target_of(file.name) for file in self.path.glob("*"))
         return {name for name in found if name in (AGAIN, KEEP, NOTE, EXTENDS, TRUNK, LINES) or STATE.fullmatch(name)}
+
+    @property
+    def has_states(self) -> bool:
+        """Whether there is anything to go on from: more than the lines of epochs."""
+        return any(file.name != LINES for file in self.files())
 
     @property
     def done(self) -> bool:

@@ -119,9 +119,8 @@ class RunLines:
             yield from own
 
     def all(self) -> Iterator[Line]:
-        """Yield all lines that hold in the order of the run: epochs, and after those of a task the results of the task."""
-        if self.about:
-            yield self.about
+        """Yield all lines that hold in the order of the run: epochs, and after those of a task the results of the task; the
+        line of the process comes last."""
         done = -2
         for line in self.curve():
             for task in range(done, line["task"]) if line["task"] > done else ():
@@ -130,6 +129,8 @@ class RunLines:
             yield line
         for task in sorted({task for own in (self.tasks, self.scores) for task in own if task >= done}):
             yield from self._results(task)
+        if self.about:
+            yield self.about
 
     def _results(self, task: int) -> Iterator[Line]:
         yield from (own[task] for own in (self.tasks, self.scores) if task in own)
@@ -170,8 +171,8 @@ def _is_line(line: Line) -> bool:
     if not all(_is_number(line.get(name)) for name in NUMBERS):
         return False
     if kind == "run":
-        names = line.get("tasks")
-        return isinstance(names, list) and all(isinstance(name, str) for name in names)
+        names, titles = line.get("tasks"), line.get("layers", {})
+        return _all_texts(names, list) and isinstance(titles, dict) and _all_texts(list(titles.values()), list)
     if kind == "end":
         return isinstance(line.get("why"), str)
     if kind == "epoch":
@@ -186,6 +187,10 @@ def _is_line(line: Line) -> bool:
         and isinstance(accuracy, list)
         and all(map(_is_number, accuracy))
     )
+
+
+def _all_texts(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and all(isinstance(text, str) for text in value)
 
 
 def _is_number(value: Any) -> bool:

@@ -93,7 +93,7 @@ class EpochLog:
         self.add(epoch_line(task, fit, epochs, result, len(result.epochs) - 1))
 
     def restore(self, task: int, fit: int, epochs: int, result: FitResult) -> None:
-        """Write the lines of a fit that goes on from a saved state, if processes before have not: then no curve has a gap."""
+        """Write the lines of a fit that goes on from a saved state, unless they are there: then no curve has a gap."""
         known = self.lines.fits.get((task, fit, result.halved))
         have = {line["epoch"] for line in known.lines} if known else set()
         first = next((epoch for epoch in range(len(result.epochs)) if epoch not in have), len(result.epochs))

@@ -45,9 +45,12 @@ def status_text(lines: RunLines) -> str:
     parts = [f"{shorten(printable(spec.get('method', 'run')), NAME)} seed {printable(spec.get('seed', '?'))}:"]
     if lines.scores:
         parts.append(_results_text(lines))
-    if last and last["task"] + 1 > len(lines.tasks):
+    learned = max([*lines.tasks, *lines.scores, -1])
+    if last and last["task"] > learned:
         parts.append(_epoch_text(lines))
-    return " ".join(parts) if len(parts) > 1 else f"{parts[0]} starting"
+    elif not lines.scores:
+        parts.append("measuring" if lines.tasks else "starting")
+    return " ".join(filter(None, parts)).rstrip(";")
 
 
 def _results_text(lines: RunLines) -> str:

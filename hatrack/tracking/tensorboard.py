@@ -1,7 +1,7 @@
 """TensorBoard: the lines of a run as event files, which its own readers show without gaps or doubles.
 
-An event file cannot be corrected. TensorBoard has a mark for that: a session that starts at a step hides all events from that
-step on. So a run that goes on marks step 0 and writes all its lines once more, and a fit that begins again marks its first.
+An event file cannot be corrected. TensorBoard has a mark for that: a session that starts at a step hides all events from
+that step on. So a run that goes on marks step 0 and writes all its lines once more; a fit that begins again marks its first.
 """
 
 from collections.abc import Iterable

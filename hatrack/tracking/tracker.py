@@ -35,7 +35,7 @@ class Listener:
         return f"log={self.function!r}"
 
     def begin(self, lines: RunLines) -> None:
-        """Call the function with all lines that hold."""
+        """Call the function with all lines that hold; the line of the run comes last."""
         for line in lines.all():
             self.function(line)
 
@@ -60,7 +60,8 @@ def scalars(line: Line, lines: RunLines) -> dict[str, float]:
         found = {name: line.get(key) for key, name in named.items()} | {"task": line["task"] + 1}
         found |= {f"watched/{name}": v for name, v in _by_task(line.get("watched", []), lines).items()}
     elif line["kind"] == "task":
-        found = {f"capacity/{name}": share for name, share in line.get("usage", {}).items() if not is_held(name)}
+        usage = {name: share for name, share in line.get("usage", {}).items() if not is_held(name)}
+        found = {f"capacity/{layer_title(name, lines.about.get('layers', {}))}": share for name, share in usage.items()}
     elif line["kind"] == "scores":
         found = {f"test/{name}": v for name, v in _by_task(line["accuracy"][: line["task"] + 1], lines).items()}
         found |= {"score/average": average(line), "score/forgetting": forgetting(line, lines.scores)}
@@ -77,6 +78,17 @@ def _by_task(values: Sequence[float | None], lines: RunLines) -> dict[str, float
         name = names[number] if number < len(names) else f"task {number + 1}"
         found[name if name not in found else f"{name} ({number + 1})"] = value
     return found
+
+
+def layer_title(name: str, titles: Mapping[str, str]) -> str:
+    """Return the name of a layer for people, "linear 1, 50 units" for example; its own if there is no other.
+
+    Args:
+        name: a name in `usage`: that of a layer, or of its weights, perhaps with "trunk." before it.
+        titles: names for people by those of layers, which the line of a run has as "layers".
+    """
+    short = name.removeprefix("trunk.")
+    return titles.get(short) or titles.get(short.removesuffix(".weight")) or name
 
 
 def average(line: Line) -> float | None:

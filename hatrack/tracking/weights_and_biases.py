@@ -1,9 +1,9 @@
 """W&B: the lines of a run as a run of Weights & Biases, online or offline (`WANDB_MODE=offline`).
 
-A point that was logged there cannot be taken back, and the steps of a run only grow. So the steps count every epoch, also those
-of a fit that begins again, and the curves are drawn over the number of epochs that hold. A run that goes on has the id of
-before. Online, W&B says how many steps it has, and the others are logged; offline every process writes all lines, so that the
-last folder has the whole run.
+A point that was logged there cannot be taken back, and the steps of a run only grow. So the steps count every epoch, also
+those of a fit that begins again, and the curves are drawn over the number of epochs that hold. A run that goes on has the id
+of before. Online, W&B says how many steps it has, and the others are logged; offline every process writes all lines, so that
+the last folder has the whole run.
 """
 
 import os
