@@ -172,7 +172,7 @@ def _is_line(line: Line) -> bool:
         return False
     if kind == "run":
         names, titles = line.get("tasks"), line.get("layers", {})
-        return _all_texts(names, list) and isinstance(titles, dict) and _all_texts(list(titles.values()), list)
+        return _all_texts(names) and isinstance(titles, dict) and _all_texts(list(titles.values()))
     if kind == "end":
         return isinstance(line.get("why"), str)
     if kind == "epoch":
@@ -189,8 +189,8 @@ def _is_line(line: Line) -> bool:
     )
 
 
-def _all_texts(value: Any, kind: type) -> bool:
-    return isinstance(value, kind) and all(isinstance(text, str) for text in value)
+def _all_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _is_number(value: Any) -> bool:

@@ -27,7 +27,7 @@ def share_done(lines: RunLines) -> float:
     known = [number for task, number in counts.items() if task >= 0]
     expected = sum(known) / len(known) if known else last["epochs"] + now - 1 - last["epoch"]  # that of several fits
     within = now / max(expected, now, 1) if last["task"] >= 0 else 0.0
-    return min(1.0, max(0.0, (max(0, last["task"]) + within) / len(names)))
+    return min(1.0, max(0.0, float(max(0, last["task"]) + within) / len(names)))
 
 
 def seconds_left(lines: RunLines) -> float | None:
@@ -36,7 +36,7 @@ def seconds_left(lines: RunLines) -> float | None:
     if not done or last.get("seconds") is None:
         return None
     pretraining = [own[-1].get("seconds") or 0.0 for (task, _, _), own in lines.kept_fits() if task < 0]
-    return max(0.0, (last["seconds"] - sum(pretraining[-1:])) * (1 - done) / done)
+    return max(0.0, float(last["seconds"] - sum(pretraining[-1:])) * (1 - done) / done)
 
 
 def status_text(lines: RunLines) -> str:
