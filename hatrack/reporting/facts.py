@@ -60,8 +60,10 @@ def _best(setting: Setting) -> dict[str, Any]:
         large = max(means, key=lambda name: means[name])
         few = f"Too few seeds to name a winner: {FEWEST} or more are needed."
         how = few if len(values) > 1 else "The only method."
-    shown = best or [large]
-    lines = [f"{name}: {with_unit(setting.score, means[name])}" for name in shown]
+    if len(best) > 1:
+        lines = [f"{name}: {with_unit(setting.score, means[name])}" for name in best]
+    else:
+        lines = [with_unit(setting.score, means[large])]
     return {"title": f"Best average {setting.score}", "large": large, "lines": [*_listed(lines, "other"), how]}
 
 
@@ -112,7 +114,7 @@ def headline(setting: Setting) -> str:
     after = f"after {count_text(len(setting.tasks), 'task')}" if len(setting.tasks) > 1 else "on one task"
     best = leaders(values) if len(values) > 1 else []
     first = best[0] if best else max(means, key=lambda name: means[name])
-    score = f"{with_unit(setting.score, means[first])} average {setting.score} {after}"
+    score = f"{with_unit(setting.score, means[first])} average {setting.score} {after}".replace(" %", "\u00a0%")
     if len(best) == 1:
         return f"{first} is ahead of all other methods: {score}"
     if best:

@@ -29,6 +29,7 @@ def render_page(data: ReportData, *, live: bool = False) -> str:
     inlined = (*library(), *([LIVE] if live else []), *own)
     values = {
         "data": data,
+        "live": live,
         "policy": policy((first, *inlined), live),
         "style": Markup(style()),  # noqa: S704  (a file of ours)
         "first": Markup(first),  # noqa: S704

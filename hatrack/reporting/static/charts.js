@@ -6,10 +6,9 @@ H.colours = () => {
   return Object.fromEntries(["ground", "panel", "ink", "muted", "line", "strong", "new", "reused", "kept", "free"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 };
 H.lookColour = (look) => (H.isDark() ? look.dark : look.colour);
-H.plain = (text) => new Bokeh.Models.get("PlainText")({ text });
-H.figure = ({ height = 340, x, y, xRange = null, yRange = null, ticks = null, tickNames = null }) => {
+H.figure = ({ height = 340, tools = true, x, y, xRange = null, yRange = null, ticks = null, tickNames = null }) => {
   const colours = H.colours(), font = getComputedStyle(document.body).fontFamily;
-  const given = { height, sizing_mode: "stretch_width", tools: "box_zoom,reset,save", toolbar_location: "above", active_drag: null, background_fill_color: null, border_fill_color: null, outline_line_color: null, min_border_right: 12 };
+  const given = { height, sizing_mode: "stretch_width", tools: "box_zoom,reset,save", toolbar_location: tools ? "above" : null, active_drag: null, background_fill_color: null, border_fill_color: null, outline_line_color: null, min_border_right: 12 };
   if (xRange) given.x_range = xRange;
   if (yRange) given.y_range = yRange;
   const figure = Bokeh.Plotting.figure(given);

@@ -29,7 +29,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { H.
 addEventListener("hashchange", () => { if (location.hash.includes("=")) { H.state = H.readState(); H.buildBar(); H.apply(); H.redraw(); } });
 document.addEventListener("click", (event) => {
   const link = event.target.closest('a[href^="#"]'), target = link && document.getElementById(link.getAttribute("href").slice(1));
-  if (target) { event.preventDefault(); target.scrollIntoView(); target.tabIndex = -1; target.focus({ preventScroll: true }); } // the address keeps the choice
+  if (target) { event.preventDefault(); target.closest("details")?.setAttribute("open", ""); target.scrollIntoView(); target.tabIndex = -1; target.focus({ preventScroll: true }); } // the address keeps the choice
 });
 addEventListener("beforeprint", () => { for (const job of H.draws) if (job.el.getClientRects().length) H.drawOne(job); });
 H.start();

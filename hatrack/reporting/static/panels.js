@@ -8,22 +8,36 @@ H.panels.scatter = (figure, plot) => {
   return () => {
     const shown = setting.methods.filter((m) => H.isShown(m) && m.method !== "random" && H.seedPlaces(m).length);
     const rows = shown.map((m) => ({ method: m, ...H.measures(m, setting) })).filter((row) => row.accuracy !== null && row.forgetting !== null);
-    const chart = H.figure({ height: 330, x: H.percentAxis(setting, "forgetting").replace("%", "points"), y: H.percentAxis(setting, `average ${setting.score}`) });
+    const chart = H.figure({ height: 355, tools: false, x: H.percentAxis(setting, "forgetting").replace("%", "points"), y: H.percentAxis(setting, `average ${setting.score}`) });
     const most = Math.max(1, ...rows.map((row) => row.method.point.parameters[0] || 0)), marks = [];
     for (const row of rows) {
       const { method } = row, size = 9 + 17 * Math.sqrt((method.point.parameters[0] || 0) / most), colour = H.lookColour(method.look);
       marks.push(chart.scatter({ field: "x" }, { field: "y" }, { source: H.source({ x: [factor * row.forgetting], y: [factor * row.accuracy], name: [method.label], parameters: [method.point.parameters[0]], seeds: [row.seeds] }),
-        size, marker: method.look.marker || "x", fill_color: colour, fill_alpha: 0.75, line_color: colour, line_width: method.look.marker ? 1 : 3 }));
+        size, marker: method.look.marker || "circle", fill_color: colour, fill_alpha: method.look.marker ? 0.75 : 0, line_color: colour, line_width: method.look.marker ? 1 : 2 }));
     }
     if (rows.length <= 14) {
-      const labels = chart.text({ field: "x" }, { field: "y" }, { source: H.source({ x: rows.map((r) => factor * r.forgetting), y: rows.map((r) => factor * r.accuracy), t: rows.map((r) => r.method.label) }),
-        text: { field: "t" }, x_offset: 13, y_offset: 5, text_font_size: "12px", text_color: H.colours().muted, text_font: getComputedStyle(document.body).fontFamily });
+      const near = H.labelPlaces(rows.map((r) => [r.forgetting, r.accuracy]));
+      const labels = chart.text({ field: "x" }, { field: "y" }, { field: "t" }, { source: H.source({ x: rows.map((r) => factor * r.forgetting), y: rows.map((r) => factor * r.accuracy), t: rows.map((r) => r.method.label), down: near }),
+        x_offset: 15, y_offset: { field: "down" }, text_baseline: "middle", text_font_size: "12px", text_color: H.colours().muted, text_font: getComputedStyle(document.body).fontFamily });
       labels.name = "labels";
     }
     H.pad(chart, rows.map((r) => factor * r.forgetting), rows.map((r) => factor * r.accuracy));
     H.hover(chart, marks, [["method", "@name"], [setting.score, "@y{0.0[00]}"], ["forgetting", "@x{0.0[00]}"], ["parameters", "@parameters{0,0}"], ["seeds", "@seeds"]]);
     return H.put(plot, chart);
   };
+};
+// Labels of marks that are close to each other stand above each other.
+H.labelPlaces = (points) => {
+  const span = (k) => Math.max(1e-9, Math.max(...points.map((p) => p[k])) - Math.min(...points.map((p) => p[k])));
+  const width = Math.max(span(0), 0.01), height = Math.max(span(1), 0.01), placed = [], result = points.map(() => 0);
+  for (const k of points.map((_, k) => k).sort((a, b) => points[b][1] - points[a][1])) {
+    let y = -points[k][1] / height;
+    for (const other of placed) if (Math.abs(points[k][0] - other.x) / width < 0.25 && y < other.y + 0.065) y = other.y + 0.065;
+    placed.push({ x: points[k][0], y });
+    placed.sort((a, b) => a.y - b.y);
+    result[k] = (y + points[k][1] / height) * 230;
+  }
+  return result;
 };
 H.pad = (chart, xs, ys) => {
   const range = (values, least) => { const low = Math.min(...values), high = Math.max(...values), gap = Math.max(least, high - low); return [low - 0.1 * gap, high + 0.1 * gap]; };
