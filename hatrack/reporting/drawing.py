@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from hatrack.experiments.metrics import Matrix
-from hatrack.methods import METHODS
-from hatrack.reporting.references import REFERENCES
+from hatrack.reporting.looks import DASHES, Look, look
+from hatrack.reporting.looks import MARKERS as MARKER_NAMES
 from hatrack.reporting.tables import Setting
 from hatrack.text import is_percent, shorten
 
@@ -116,16 +116,29 @@ def round_down(values: Matrix) -> float:
     return float(np.clip(np.floor(10 * np.nanmin(values)) / 10, 0, 0.9)) if np.isfinite(values).any() else 0.0
 
 
-def line_styles(settings: list[Setting]) -> dict[str, LineStyle]:
-    """Return a style for every method by its label; a method has the same style everywhere on the page."""
-    order = list(METHODS)
+def looks_of(settings: list[Setting]) -> dict[str, Look]:
+    """Return how every method is drawn by its label, the same in all figures; see `looks.py`.
+
+    Of several variants of a method, the one without options has the method's own colour and marker.
+    """
     methods = {name: records[0].spec.method for s in settings for name, records in s.methods.items()}
-    names = sorted(methods, key=lambda name: (order.index(methods[name]) if methods[name] in order else len(order), name))
-    result = {name: LineStyle(TEXT if methods[name] == "joint" else "#7b8794", ":", "") for name in names}
-    for k, name in enumerate(name for name in names if methods[name] not in REFERENCES):
-        line = LINES[k // len(PALETTE) % len(LINES)]
-        result[name] = LineStyle(PALETTE[k % len(PALETTE)], line, MARKERS[k % len(MARKERS)])
+    counts: dict[str, int] = {}
+    result = {}
+    for name in sorted(methods, key=lambda name: (methods[name], name != methods[name], name)):
+        number = counts.get(methods[name], 0)
+        counts[methods[name]] = number + 1
+        result[name] = look(methods[name], number)
     return result
+
+
+def line_style(one: Look) -> LineStyle:
+    """Return the style of a line in a figure of matplotlib."""
+    return LineStyle(one.colour, DASHES[one.dash], MARKER_NAMES.get(one.marker, ""))
+
+
+def line_styles(settings: list[Setting]) -> dict[str, LineStyle]:
+    """Return the styles of lines in figures of matplotlib, by the labels of the methods."""
+    return {name: line_style(one) for name, one in looks_of(settings).items()}
 
 
 def task_colours(count: int) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -77,10 +78,29 @@ class Setting:
     left_out: tuple[str, ...] = ()
     outside: tuple[Record, ...] = ()
 
-    @property
+    @cached_property
     def records(self) -> list[Record]:
         """All records, method by method."""
         return [record for group in self.methods.values() for record in group]
+
+    @cached_property
+    def _places(self) -> dict[tuple[str, int], list[Record]]:
+        """The records by method and seed."""
+        found: dict[tuple[str, int], list[Record]] = {}
+        for record in self.records:
+            found.setdefault((record.spec.method, record.spec.seed), []).append(record)
+        return found
+
+    def at(self, method: str, seed: int) -> list[Record]:
+        """Return the records of a method at a seed, those of all its variants."""
+        return self._places.get((method, seed), [])
+
+    @cached_property
+    def rows(self) -> "list[Row]":
+        """A row per method, the best average accuracy first; the references come last."""
+        rows = [_row(self, name, records) for name, records in self.methods.items()]
+        none = MeanStd(-math.inf, None, 0)
+        return sorted(rows, key=lambda row: (row.reference, -(row.measures["accuracy"] or none).mean, row.label))
 
     @property
     def score(self) -> str:
@@ -110,7 +130,7 @@ class Setting:
 
     def reference(self, method: str, seed: int) -> Record | None:
         """Return the record of a reference at a seed, if there is one; a complete one if there are several."""
-        return next(iter(reference_records(self.records, method, seed)), None)
+        return next(iter(reference_records(self.at(method, seed), method, seed)), None)
 
 
 def option_text(value: object) -> str:
@@ -171,7 +191,7 @@ def settings(records: Iterable[Record]) -> list[Setting]:
 
 def _titles(common: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the title of every setting: the benchmark, and options that distinguish its settings from each other."""
-    flat = [(one["benchmark"], _flat(one)) for one in common]
+    flat = [(one["benchmark"], flat_table(one)) for one in common]
     by_benchmark: dict[str, list[dict[str, Any]]] = {}
     for benchmark, options in flat:
         by_benchmark.setdefault(benchmark, []).append(options)
@@ -201,7 +221,7 @@ def _distinguishing(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if name in taken]
 
 
-def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+def flat_table(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table of tables as one table."""
     result: dict[str, Any] = {}
     for key, value in table.items():
@@ -231,7 +251,8 @@ def ratios(setting: Setting, record: Record) -> metrics.Matrix | None:
 
     It is None unless both references have a record at the same seed.
     """
-    joint, random = (reference_accuracy(setting.records, name, record.spec.seed) for name in REFERENCES)
+    seed = record.spec.seed
+    joint, random = (reference_accuracy(setting.at(name, seed), name, seed) for name in REFERENCES)
     if joint is None or random is None:
         return None
     return metrics.forgetting_ratios(counted_accuracy(record), joint, random, growing=record.spec.scenario == "class")
@@ -239,7 +260,7 @@ def ratios(setting: Setting, record: Record) -> metrics.Matrix | None:
 
 def intransigence(setting: Setting, record: Record) -> float:
     """Return how much better `independent` learned the tasks at the same seed; nan without a record of it."""
-    records = [*setting.records, *setting.outside]
+    records = [*setting.at("independent", record.spec.seed), *setting.outside]
     independent = reference_accuracy(records, "independent", record.spec.seed)
     return math.nan if independent is None else metrics.intransigence(counted_accuracy(record), independent)
 
@@ -258,9 +279,7 @@ def missing_references(setting: Setting) -> dict[str, list[int]]:
 
 def ranking(setting: Setting) -> list[Row]:
     """Return a row per method, the best average accuracy first; the references come last."""
-    rows = [_row(setting, name, records) for name, records in setting.methods.items()]
-    none = MeanStd(-math.inf, None, 0)
-    return sorted(rows, key=lambda row: (row.reference, -(row.measures["accuracy"] or none).mean, row.label))
+    return list(setting.rows)
 
 
 def _row(setting: Setting, name: str, records: list[Record]) -> Row:
