@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hatrack.experiments.record import Record
 from hatrack.experiments.statistics import leaders
-from hatrack.reporting.page_differences import cautions
+from hatrack.reporting.differences import cautions
 from hatrack.reporting.tables import Setting, accuracies
 from hatrack.reporting.words import count_text, join_names
 from hatrack.text import SCARCE, is_held, printable
