@@ -16,12 +16,11 @@ _watch = imported_when_called("hatrack.cli.watching:watch")
     "--port", type=click.IntRange(0, 65535), metavar="N", help="the port (default: 6116, or another if it is taken)"
 )
 @click.option("--no-open", is_flag=True, help="do not open the browser; print the address")
-@click.option("--parent", type=int, hidden=True, help="end when this process does")
-def command(folder: Path, port: int | None, no_open: bool, parent: int | None) -> None:
+def command(folder: Path, port: int | None, no_open: bool) -> None:
     """Show the page of FOLDER in the browser while its runs go on [runs].
 
     It is served on this machine alone. Ctrl-C ends it; the runs go on.
     """
     if not folder.is_dir():
         raise ValueError(f"no folder {str(folder)!r}; hatrack run ... --out {folder} would make one")
-    _watch(folder, port, browser=not no_open, parent=parent)
+    _watch(folder, port, browser=not no_open)

@@ -80,7 +80,7 @@ class WorkerPool:
         context = multiprocessing.get_context("spawn")
         mine, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, threads))
-        with _without_ctrl_c():
+        with without_ctrl_c():
             process.start()
         theirs.close()
         self.workers[mine] = process
@@ -123,7 +123,7 @@ class WorkerPool:
 
 
 @contextmanager
-def _without_ctrl_c() -> Iterator[None]:
+def without_ctrl_c() -> Iterator[None]:
     """Within it, processes are started that never see Ctrl-C, not even before their first line."""
     if not hasattr(signal, "pthread_sigmask"):
         yield

@@ -112,7 +112,11 @@ def _by_task(setting: Setting) -> dict[str, Any]:
     def line(row: ByTask, measure: Any, values: Sequence[Any]) -> list[dict[str, Any]]:
         return [cell(measure, values[k], row.seeds) for k in shown]
 
-    ratios = [[row.label, line(row, ratio, row.forgetting_ratio)] for row in rows if not row.reference and any(row.forgetting_ratio)]
+    ratios = [
+        [row.label, line(row, ratio, row.forgetting_ratio)]
+        for row in rows
+        if not row.reference and any(row.forgetting_ratio)
+    ]
     averages = [[row.label, line(row, accuracy, row.average_accuracy)] for row in rows]
     positions = []
     for row in rows:
@@ -157,7 +161,16 @@ def _beside(found: Sequence[Setting], looks: dict[str, Look]) -> dict[str, Any]:
         for row in setting.rows:
             cells = [cell(m, row.measures.get(m.key), len(row.seeds)) for m in measures]
             look = looks[row.label]._asdict()
-            rows.append({"setting": k, "title": setting.title, "label": row.label, "look": look, "seeds": len(row.seeds), "cells": cells})
+            rows.append(
+                {
+                    "setting": k,
+                    "title": setting.title,
+                    "label": row.label,
+                    "look": look,
+                    "seeds": len(row.seeds),
+                    "cells": cells,
+                }
+            )
     tasks = {option_text(setting.common[TASK_COUNT]) for setting in found}
     return {"differ": [printable(name) for name in differ], "rows": rows, "same_length": len(tasks) == 1}
 

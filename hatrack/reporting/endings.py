@@ -22,14 +22,14 @@ def endings(setting: Setting) -> list[str]:
     tied = [f"tied for the highest {setting.score}: {join_names(best)}"] if len(best) > 1 else []
     found = [f"caution: {text}" for text in cautions(setting)] + tied
     for label, records in setting.methods.items():
-        found += [f"{label}: {text}" for text in (_capacity(records), *_others(records)) if text]
+        found += [f"{label}: {text}" for text in (_capacity(records), *_held(records)) if text]
+        found += [f"{r.spec.method} seed {r.spec.seed}: {r.halvings}" for r in records if r.halvings]
     return [printable(text) for text in found]
 
 
-def _others(records: Sequence[Record]) -> list[str]:
-    """Return what else was noted: parameters that were held, and learning rates that were halved."""
-    halved = [f"seed {record.spec.seed} {record.halvings}" for record in records if record.halvings]
-    return [*dict.fromkeys(record.held for record in records if record.held), *halved]
+def _held(records: Sequence[Record]) -> list[str]:
+    """Return the sentences about parameters that were held, each once."""
+    return [*dict.fromkeys(record.held for record in records if record.held)]
 
 
 def _capacity(records: Sequence[Record]) -> str:

@@ -78,7 +78,13 @@ def _forgets(setting: Setting) -> dict[str, Any]:
     lines = [f"{join_names(_listed(none, 'other'))}: exactly zero, checked bit for bit"] if none else []
     ends = rest if len(rest) <= 3 else [rest[0], rest[-1]]
     lines += [f"{name}: {format_number(measure, found[name])}{unit}" for name in ends]
-    large = f"{len(none)} of {len(found)} forget nothing" if none else f"{found[rest[0]] * 100:z.1f}{unit} at best" if rest else "—"
+    large = (
+        f"{len(none)} of {len(found)} forget nothing"
+        if none
+        else f"{found[rest[0]] * 100:z.1f}{unit} at best"
+        if rest
+        else "—"
+    )
     if none and len(found) == 1:
         large = "nothing"
     return {"title": "Forgetting", "large": large, "lines": lines, "checked": bool(none)}
@@ -95,7 +101,9 @@ def _trust(setting: Setting) -> dict[str, Any]:
     short_training = "epoch" in short
     lines = [
         f"{'✓' if enough else '!'} {count} per method" + ("" if enough else f", fewer than {FEWEST}"),
-        f"! shorter training than the HAT paper's" if short_training else "✓ as long as the HAT paper's, or a regime of its own",
+        f"! shorter training than the HAT paper's"
+        if short_training
+        else "✓ as long as the HAT paper's, or a regime of its own",
         f"! a sample of the data" if data == "sample" else "✓ the whole data set",
         f"{'✓' if len(devices) == 1 else '!'} device: {', '.join(devices)}",
     ]
