@@ -14,6 +14,8 @@ POINTS = 1000  # of a curve, at most: a screen has no more columns
 SILENT = 120.0  # seconds without a line after which a run of another machine is said to be silent
 STOPPED = "stopped; `hatrack resume` goes on with it"
 
+UNKNOWN = dict.fromkeys(("task", "tasks", "task_name", "epoch", "epochs", "seconds", "left", "accuracy", "forgetting"))
+
 
 def run_state(name: str, lines: RunLines, points: int = POINTS) -> dict[str, Any]:
     """Return where a run stands, as `hatrack.reporting.page.collect` takes it.
@@ -24,7 +26,7 @@ def run_state(name: str, lines: RunLines, points: int = POINTS) -> dict[str, Any
         points: how many points its curve may have.
 
     Returns:
-        Plain values; what is not known is left out.
+        Plain values; what is not known is None or empty, but for the benchmark, the method and the seed, which are left out.
     """
     about, last = lines.about, lines.last
     status, message = _status(lines)
@@ -43,8 +45,7 @@ def run_state(name: str, lines: RunLines, points: int = POINTS) -> dict[str, Any
     if lines.scores:
         now = lines.scores[max(lines.scores)]
         found |= {"accuracy": average(now), "forgetting": forgetting(now, lines.scores)}
-    found |= {"curve": curve(lines, points), "capacity": capacity_now(lines)}
-    return {key: value for key, value in found.items() if value not in (None, "", [], {})}
+    return {**UNKNOWN, **found, "curve": curve(lines, points), "capacity": capacity_now(lines)}
 
 
 def _task_name(about: Line, task: int) -> str:
