@@ -9,6 +9,7 @@ from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -149,13 +150,14 @@ class Display:
 
     def run_lines(self) -> Iterable[RenderableType]:
         """Yield a line for each run under way; if several are, with a bar and the time left before the text."""
+        if not self.texts:
+            yield Text("starting" if not any(self.done) else "")
         for number, (text, left) in sorted(self.texts.items()):
             shown = Text(" ".join(text.split()), no_wrap=True, overflow="ellipsis")
             if self.parallel < 2:
                 yield shown
                 continue
-            full = round(CELLS * self.done[number])
-            bar = Text("━" * full, style="bar.complete") + Text("━" * (CELLS - full), style="bar.back")
+            bar = ProgressBar(1.0, self.done[number], CELLS)
             grid = Table.grid(Column(width=CELLS), Column(width=TIME), Column(ratio=1), padding=(0, 1, 0, 0), expand=True)
             grid.add_row(bar, Text(f"{clock(left):>{TIME}}", style="progress.remaining"), shown)
             yield grid

@@ -74,6 +74,8 @@ def test_the_bar_and_the_time_left_stay_visible(width, monkeypatch):
     *_, bar, status = lines
     for line in lines:
         assert len(line) == width or len(line.rstrip()) < width
+        if line.strip() == "starting":
+            continue
         is_bar = re.search(r"  \d+% +0:00:00 +left +[-\d]:[-\d]{2}:[-\d]{2} *$", line)
         assert bool(is_bar) != line.startswith("hat seed 0: 96.1%, forgot 0.0%; task 3/10")
     assert re.match(r"━{5,}╸? +25% ", bar)
@@ -95,7 +97,7 @@ def test_several_runs_at_a_time_have_a_line_each(width, monkeypatch):
     bar, first, third = lines[-3:]
     assert re.search(r"━{5}╸? +40% +0:00:00 +left +0:00:\d\d *$", bar)  # (1/4 + 1 + 3/4) / 5
     for line, number, hours in ((first, 0, 1), (third, 2, 3)):
-        assert re.match(rf"━{{8}} +{hours}:00:00 hat seed {number}: 96.1%, forgot 0.0%; t", line)
+        assert re.match(rf"━{{1,6}}[╸ ] +{hours}:00:00 hat seed {number}: 96.1%, forgot 0.0%; t", line)
         assert len(line) <= width
 
 

@@ -1,5 +1,6 @@
 """A watched folder: what it shows of runs that go on, were killed or are of other machines, and that it reads little."""
 
+import json
 import socket
 import subprocess
 import time
