@@ -25,7 +25,7 @@ from hatrack.reporting.words import caution, count_text, reference_commands, sum
 from hatrack.text import printable
 
 ReportData = dict[str, Any]
-DRAWN = 6  # settings with a figure for readers without script; further ones have tables
+DRAWN = 3  # settings with a figure for readers without script; further ones have tables
 
 
 def collect(
@@ -52,7 +52,19 @@ def collect(
         ValueError: two records of the same run have different results, or the budget can't be applied.
     """
     found = [within_budget(one, budget) if budget else one for one in settings(records)]
-    looks = looks_of(found)
+    return collect_settings(found, left_out=left_out, running=running, link=link)
+
+
+def collect_settings(
+    found: Sequence[Setting],
+    *,
+    left_out: Iterable[Mapping[str, str]] = (),
+    running: Iterable[Mapping[str, Any]] = (),
+    link: str | None = "",
+) -> ReportData:
+    """Return the same as `collect`, from records that are grouped already."""
+    records = [record for setting in found for record in setting.records]
+    looks = looks_of(list(found))
     sections = [_section(k, setting, looks, link) for k, setting in enumerate(found)]
     for setting in found:
         left_out = [*left_out, *({"name": "budget", "why": line} for line in setting.left_out)]
@@ -66,7 +78,8 @@ def collect(
         "left_out": [{key: printable(text) for key, text in line.items()} for line in left_out],
         "running": [dict(state) for state in running],
     }
-    data["digest"] = hashlib.sha256(json.dumps(data["sections"], sort_keys=True).encode()).hexdigest()
+    parts = [[section["title"], section["board"], section["cautions"]] for section in sections]  # all runs with their results
+    data["digest"] = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return data
 
 

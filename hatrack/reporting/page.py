@@ -15,6 +15,7 @@ __all__ = ["POLICY", "STYLE", "ReportData", "collect", "page_json", "render_page
 STYLE = Path(__file__).with_name("style.css")  # of pages without script: those of recipes
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # of pages without script: nothing is loaded or run
 TEMPLATES = Path(__file__).with_name("templates")
+PIECES = 2000
 LIVE = "window.HATRACK_LIVE = true;"
 
 
@@ -37,7 +38,9 @@ def render_page(data: ReportData, *, live: bool = False) -> str:
         "island": Markup(island(_charts(data))),  # noqa: S704  (escaped by `island`)
         "without_library": "" if library() else MISSING,
     }
-    return _templates().get_template("report.html").render(values)
+    pieces = _templates().get_template("report.html").stream(values)
+    pieces.enable_buffering(PIECES)  # a page of many records has a million pieces
+    return "".join(pieces)
 
 
 def page_json(data: ReportData) -> str:
