@@ -1,4 +1,4 @@
-"""The files that a page has within itself: its own scripts and style, and the charting library Bokeh, which is never imported."""
+"""The files that a page has within itself: its own scripts and style, and the library Bokeh, which is never imported."""
 
 import base64
 import hashlib
@@ -8,7 +8,16 @@ from pathlib import Path
 
 STATIC = Path(__file__).with_name("static")
 LIBRARY = ("bokeh.min.js", "bokeh-api.min.js")
-SCRIPTS = ("theme.js", "state.js", "board.js", "matrix.js", "charts.js", "panels.js", "live.js", "main.js")  # in the order in which they run
+SCRIPTS = (
+    "theme.js",
+    "state.js",
+    "board.js",
+    "matrix.js",
+    "charts.js",
+    "panels.js",
+    "live.js",
+    "main.js",
+)  # in the order in which they run
 MISSING = "Charts that can be pointed at need the package bokeh, which is not installed: pip install bokeh"
 
 

@@ -40,9 +40,7 @@ def _kind(measure: Measure) -> str:
     return "first" if measure.key in FIRST else "costs" if measure.part == "costs" else "measures"
 
 
-def _row(
-    setting: Setting, row: Row, shown: list[Measure], best: list[str], look: Look, link: str | None
-) -> dict[str, Any]:
+def _row(setting: Setting, row: Row, shown: list[Measure], best: list[str], look: Look, link: str | None) -> dict[str, Any]:
     records = setting.methods[row.label]
     name, _, options = row.label.partition(" ")
     place = "" if row.label not in best else "ahead" if len(best) == 1 else "tied"
@@ -71,7 +69,9 @@ def cell(measure: Measure, value: MeanStd | None, seeds: int) -> dict[str, Any]:
 
 def _run(record: Record, values: dict[str, float], shown: list[Measure], link: str | None) -> dict[str, Any]:
     """Return what is said about one run: its seed, its main measures, its time, where it ran, and its file."""
-    texts = [format_number(m, values[m.key]) if values[m.key] == values[m.key] else MISSING for m in shown if m.key in OF_A_SEED]
+    texts = [
+        format_number(m, values[m.key]) if values[m.key] == values[m.key] else MISSING for m in shown if m.key in OF_A_SEED
+    ]
     seconds = record.seconds.total
     return {
         "seed": record.spec.seed,

@@ -7,11 +7,11 @@ from itertools import chain
 from typing import Any
 
 from hatrack.experiments.record import Record
-from hatrack.reporting.board import board
+from hatrack.experiments.records import TASK_COUNT
+from hatrack.reporting.board import board, cell
 from hatrack.reporting.budget import Budget, within_budget
 from hatrack.reporting.by_task import ByTask, by_task
 from hatrack.reporting.chart_data import chart_data
-from hatrack.reporting.board import cell
 from hatrack.reporting.differences import cautions, differences
 from hatrack.reporting.drawing import looks_of
 from hatrack.reporting.facts import cards, certificates, headline, reuse_tables, setup
@@ -19,7 +19,6 @@ from hatrack.reporting.figures import mean_matrix, scale_of, shown_tasks, static
 from hatrack.reporting.looks import Look
 from hatrack.reporting.measures import MISSING, measure_of, shown_measures
 from hatrack.reporting.sweeps import responses, sweep_data
-from hatrack.experiments.records import TASK_COUNT
 from hatrack.reporting.tables import Setting, flat_table, option_text, settings
 from hatrack.reporting.words import caution, count_text, reference_commands, summary
 from hatrack.text import printable
@@ -78,7 +77,9 @@ def collect_settings(
         "left_out": [{key: printable(text) for key, text in line.items()} for line in left_out],
         "running": [dict(state) for state in running],
     }
-    parts = [[section["title"], section["board"], section["cautions"]] for section in sections]  # all runs with their results
+    parts = [
+        [section["title"], section["board"], section["cautions"]] for section in sections
+    ]  # all runs with their results
     data["digest"] = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return data
 
@@ -112,7 +113,7 @@ def _section(index: int, setting: Setting, looks: dict[str, Look], link: str | N
         "setup": setup(setting),
         "tasks": _tasks(setting),
         "svg": drawn,
-        "has_curves": any(any(method["curves"]) for method in chart["methods"]),
+        "has_curves": any(any(method["curves"]) or method["watched"] for method in chart["methods"]),
         "chart": chart,
     }
 
@@ -125,7 +126,11 @@ def _by_task(setting: Setting) -> dict[str, Any]:
     def line(row: ByTask, measure: Any, values: Sequence[Any]) -> list[dict[str, Any]]:
         return [cell(measure, values[k], row.seeds) for k in shown]
 
-    ratios = [[row.label, line(row, ratio, row.forgetting_ratio)] for row in rows if not row.reference and any(row.forgetting_ratio)]
+    ratios = [
+        [row.label, line(row, ratio, row.forgetting_ratio)]
+        for row in rows
+        if not row.reference and any(row.forgetting_ratio)
+    ]
     averages = [[row.label, line(row, accuracy, row.average_accuracy)] for row in rows]
     positions = []
     for row in rows:
@@ -170,7 +175,16 @@ def _beside(found: Sequence[Setting], looks: dict[str, Look]) -> dict[str, Any]:
         for row in setting.rows:
             cells = [cell(m, row.measures.get(m.key), len(row.seeds)) for m in measures]
             look = looks[row.label]._asdict()
-            rows.append({"setting": k, "title": setting.title, "label": row.label, "look": look, "seeds": len(row.seeds), "cells": cells})
+            rows.append(
+                {
+                    "setting": k,
+                    "title": setting.title,
+                    "label": row.label,
+                    "look": look,
+                    "seeds": len(row.seeds),
+                    "cells": cells,
+                }
+            )
     tasks = {option_text(setting.common[TASK_COUNT]) for setting in found}
     return {"differ": [printable(name) for name in differ], "rows": rows, "same_length": len(tasks) == 1}
 

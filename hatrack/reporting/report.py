@@ -44,7 +44,9 @@ def report(folder: Path | str, out: Path | str | None = None, *, budget: str | N
     writable(target)
     write(target / "table.csv", csv_text(found))
     write(target / "by_task.csv", by_task_csv(found))
-    write(target / "report.html", render_page(collect_settings(found, running=unfinished(folder), link=_link(folder, target))))
+    write(
+        target / "report.html", render_page(collect_settings(found, running=unfinished(folder), link=_link(folder, target)))
+    )
     return target / "report.html"
 
 
@@ -57,4 +59,7 @@ def _link(folder: Path, target: Path) -> str:
 def unfinished(folder: Path) -> list[dict[str, str]]:
     """Return the runs of a folder that have saved states but no record yet: they were stopped, or go on."""
     found = sorted(path.stem for path in folder.glob("*.part") if path.is_dir() and not path.with_suffix(".json").exists())
-    return [{"name": name, "status": "stopped", "message": f"or still running; hatrack resume {folder.name} goes on with it"} for name in found]
+    return [
+        {"name": name, "status": "stopped", "message": f"or still running; hatrack resume {folder.name} goes on with it"}
+        for name in found
+    ]

@@ -26,7 +26,9 @@ def responses(records: Iterable[Record]) -> list[Response]:
     for record in records:
         spec = record.spec
         if spec.method not in ("joint", "random"):
-            groups.setdefault((spec.method, spec.benchmark, spec.network, spec.scenario, str(len(record.tasks))), []).append(record)
+            groups.setdefault((spec.method, spec.benchmark, spec.network, spec.scenario, str(len(record.tasks))), []).append(
+                record
+            )
     found = [_response(group) for group in groups.values()]
     return [response for response in found if response]
 

@@ -57,5 +57,15 @@ def _weights(tasks: int) -> dict[str, object]:
     own = [0.15 + 0.01 * (k % 3) for k in range(tasks)]
     reuse = [[1.0 if i == j else 0.4 for j in range(tasks)] for i in range(tasks)]
     shared = [100] * (tasks + 1)
-    layers = [{"name": f"{k}.weight", "title": f"layer {k}", "weights": 1000, "used": used, "own": own, "shared_by": shared} for k in range(4)]
-    return {"tasks": [f"task {k + 1}" for k in range(tasks)], "layers": layers, "used": used, "own": own, "reuse": reuse, "shared_by": shared}
+    layers = [
+        {"name": f"{k}.weight", "title": f"layer {k}", "weights": 1000, "used": used, "own": own, "shared_by": shared}
+        for k in range(4)
+    ]
+    return {
+        "tasks": [f"task {k + 1}" for k in range(tasks)],
+        "layers": layers,
+        "used": used,
+        "own": own,
+        "reuse": reuse,
+        "shared_by": shared,
+    }
