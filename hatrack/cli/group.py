@@ -31,6 +31,7 @@ COMMANDS: Registry[click.Command] = Registry("command", {
     "watch": Entry("hatrack.cli.watch:command", "Show the page of a folder in the browser while its runs go on."),
     "report": Entry("hatrack.cli.report:command", "Make a page, figures and a table of the records in a folder."),
     "table": Entry("hatrack.cli.table:command", "Print the ranking of records as a table for a paper."),
+    "figure": Entry("hatrack.cli.figure:command", "Draw figures of records for a paper, as PDF, SVG or PNG."),
     "inspect": Entry("hatrack.cli.inspect:command", "Show what each task uses of a network, and what is free."),
     "flatness": Entry("hatrack.cli.flatness:command", "Measure how curved the losses of tasks are, and what was forgotten."),
     "export": Entry("hatrack.cli.export:command", "Write the network of one task, cut to what it uses, for ONNX or torch."),

@@ -1,4 +1,4 @@
-"""The files that a page has within itself: its own scripts and style, and the charting library Bokeh, which is never imported."""
+"""The files that a page has within itself: its own scripts and style, and the library Bokeh, which is never imported."""
 
 import base64
 import hashlib

@@ -6,7 +6,6 @@ from hatrack.experiments.record import Record
 from hatrack.experiments.statistics import leaders
 from hatrack.reporting.looks import Look
 from hatrack.reporting.measures import MISSING, MeanStd, Measure, format_number, format_std, heading, shown_measures
-from hatrack.reporting.references import counted_summary
 from hatrack.reporting.tables import Row, Setting, accuracies
 from hatrack.reporting.words import count_text, run_command
 
@@ -55,7 +54,7 @@ def _row(setting: Setting, row: Row, shown: list[Measure], best: list[str], look
         "seeds": len(row.seeds),
         "cells": [cell(measure, row.measures.get(measure.key), len(row.seeds)) for measure in shown],
         "command": run_command(records[0].spec, list(row.seeds)),
-        "runs": [_run(record, shown, link) for record in records],
+        "runs": [_run(record, setting.summaries[record.name], shown, link) for record in records],
     }
 
 
@@ -68,9 +67,8 @@ def cell(measure: Measure, value: MeanStd | None, seeds: int) -> dict[str, Any]:
     return {"value": value.mean, "text": format_number(measure, value.mean), "small": small}
 
 
-def _run(record: Record, shown: list[Measure], link: str | None) -> dict[str, Any]:
+def _run(record: Record, values: dict[str, float], shown: list[Measure], link: str | None) -> dict[str, Any]:
     """Return what is said about one run: its seed, its main measures, its time, where it ran, and its file."""
-    values = counted_summary(record)
     texts = [
         format_number(m, values[m.key]) if values[m.key] == values[m.key] else MISSING for m in shown if m.key in OF_A_SEED
     ]

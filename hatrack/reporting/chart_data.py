@@ -9,6 +9,7 @@ import numpy as np
 from hatrack.experiments.record import Record
 from hatrack.reporting.by_task import ByTask, by_task
 from hatrack.reporting.capacity import capacities
+from hatrack.reporting.curves import mean_watched
 from hatrack.reporting.looks import Look
 from hatrack.reporting.measures import MeanStd
 from hatrack.reporting.references import counted_accuracy
@@ -52,6 +53,7 @@ def _method(setting: Setting, row: Row, ratio: ByTask, look: Look, most: int) ->
         "matrices": [whole(counted_accuracy(record).ravel()) for record in records],
         "ratio": [None if value is None else whole([value.mean])[0] for value in ratio.forgetting_ratio],
         "curves": [_curves(record, most) for record in records],
+        "watched": _watched(records),
         "capacity": _capacity(records),
     }
 
@@ -66,15 +68,27 @@ def whole(values: Iterable[float]) -> list[int | None]:
 
 
 def _curves(record: Record, most: int) -> list[list[Any]]:
-    """Return for every fit its task, its first epoch in the run, the distance of the epochs that are kept, and their values."""
+    """Return for every fit its task, its first epoch in the run, the distance of the epochs that are kept, and values."""
     fits = [curve for curve in record.curves if curve.epochs]
     total = sum(len(curve.epochs) for curve in fits)
-    step, start, found = max(1, math.ceil(total / most)), 0, []
+    step, start = max(1, math.ceil(total / most)), 0
+    found: list[list[Any]] = []
     for curve in fits:
         values = [math.nan if p.valid_accuracy is None else p.valid_accuracy for p in curve.epochs[::step]]
         found.append([curve.task, start, step, whole(values)])
         start += len(curve.epochs)
     return found if any(value is not None for fit in found for value in fit[3]) else []
+
+
+def _watched(records: Sequence[Record]) -> dict[str, Any] | None:
+    """Return the accuracy on every task after each epoch, over seeds; None if no run measured it."""
+    found = mean_watched(list(records))
+    if found is None:
+        return None
+    (accuracy, starts), seed = found
+    step = max(1, math.ceil(accuracy.size / POINTS))
+    lines = [[task, start, whole(accuracy[::step, task])] for task, start in starts.items()]
+    return {"lines": lines, "step": step, "seed": seed.removeprefix(", ")}
 
 
 def _capacity(records: Sequence[Record]) -> dict[str, Any] | None:

@@ -7,11 +7,11 @@ from itertools import chain
 from typing import Any
 
 from hatrack.experiments.record import Record
-from hatrack.reporting.board import board
+from hatrack.experiments.records import TASK_COUNT
+from hatrack.reporting.board import board, cell
 from hatrack.reporting.budget import Budget, within_budget
 from hatrack.reporting.by_task import ByTask, by_task
 from hatrack.reporting.chart_data import chart_data
-from hatrack.reporting.board import cell
 from hatrack.reporting.differences import cautions, differences
 from hatrack.reporting.drawing import looks_of
 from hatrack.reporting.facts import cards, certificates, headline, reuse_tables, setup
@@ -19,13 +19,12 @@ from hatrack.reporting.figures import mean_matrix, scale_of, shown_tasks, static
 from hatrack.reporting.looks import Look
 from hatrack.reporting.measures import MISSING, measure_of, shown_measures
 from hatrack.reporting.sweeps import responses, sweep_data
-from hatrack.experiments.records import TASK_COUNT
 from hatrack.reporting.tables import Setting, flat_table, option_text, settings
 from hatrack.reporting.words import caution, count_text, reference_commands, summary
 from hatrack.text import printable
 
 ReportData = dict[str, Any]
-DRAWN = 6  # settings with a figure for readers without script; further ones have tables
+DRAWN = 3  # settings with a figure for readers without script; further ones have tables
 
 
 def collect(
@@ -52,7 +51,19 @@ def collect(
         ValueError: two records of the same run have different results, or the budget can't be applied.
     """
     found = [within_budget(one, budget) if budget else one for one in settings(records)]
-    looks = looks_of(found)
+    return collect_settings(found, left_out=left_out, running=running, link=link)
+
+
+def collect_settings(
+    found: Sequence[Setting],
+    *,
+    left_out: Iterable[Mapping[str, str]] = (),
+    running: Iterable[Mapping[str, Any]] = (),
+    link: str | None = "",
+) -> ReportData:
+    """Return the same as `collect`, from records that are grouped already."""
+    records = [record for setting in found for record in setting.records]
+    looks = looks_of(list(found))
     sections = [_section(k, setting, looks, link) for k, setting in enumerate(found)]
     for setting in found:
         left_out = [*left_out, *({"name": "budget", "why": line} for line in setting.left_out)]
@@ -66,7 +77,10 @@ def collect(
         "left_out": [{key: printable(text) for key, text in line.items()} for line in left_out],
         "running": [dict(state) for state in running],
     }
-    data["digest"] = hashlib.sha256(json.dumps(data["sections"], sort_keys=True).encode()).hexdigest()
+    parts = [
+        [section["title"], section["board"], section["cautions"]] for section in sections
+    ]  # all runs with their results
+    data["digest"] = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return data
 
 
@@ -99,7 +113,7 @@ def _section(index: int, setting: Setting, looks: dict[str, Look], link: str | N
         "setup": setup(setting),
         "tasks": _tasks(setting),
         "svg": drawn,
-        "has_curves": any(any(method["curves"]) for method in chart["methods"]),
+        "has_curves": any(any(method["curves"]) or method["watched"] for method in chart["methods"]),
         "chart": chart,
     }
 

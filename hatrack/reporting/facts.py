@@ -1,7 +1,6 @@
-"""What a page says in words about a setting: the three cards, what was run, certificates, and what tasks use of the weights."""
+"""What a page says in words about a setting: three cards, what was run, certificates, and what tasks use of the weights."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from hatrack.reporting.capacity import capacities
 from hatrack.reporting.differences import cautions
 from hatrack.reporting.measures import format_number, measure_of
 from hatrack.reporting.tables import Setting, accuracies, option_text
-from hatrack.reporting.words import RUN_OPTIONS, caution, count_text, defaults_of, join_names, network_function, with_unit
+from hatrack.reporting.words import RUN_OPTIONS, count_text, defaults_of, join_names, network_function, with_unit
 from hatrack.text import printable
 
 GUARANTEED = ("hat", "pmask", "packnet", "pathnet", "pnn", "lora", "independent", "frozen")  # unless options loosen them
@@ -42,8 +41,9 @@ def cards(setting: Setting) -> list[dict[str, Any]]:
     return [_best(setting), _forgets(setting), _trust(setting)]
 
 
-def _listed(lines: list[str], noun: str) -> list[str]:
-    return lines if len(lines) <= MOST else [*lines[: MOST - 1], f"and {count_text(len(lines) - MOST + 1, noun)}"]
+def _listed(lines: list[str]) -> list[str]:
+    """Return the first lines, and how many others there are."""
+    return lines if len(lines) <= MOST else [*lines[: MOST - 1], count_text(len(lines) - MOST + 1, "other")]
 
 
 def _best(setting: Setting) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _best(setting: Setting) -> dict[str, Any]:
         lines = [f"{name}: {with_unit(setting.score, means[name])}" for name in best]
     else:
         lines = [with_unit(setting.score, means[large])]
-    return {"title": f"Best average {setting.score}", "large": large, "lines": [*_listed(lines, "other"), how]}
+    return {"title": f"Best average {setting.score}", "large": large, "lines": [*_listed(lines), how]}
 
 
 def _forgets(setting: Setting) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _forgets(setting: Setting) -> dict[str, Any]:
     none = [name for name in found if forgets_nothing(setting.methods[name])]
     rest = sorted((name for name in found if name not in none), key=lambda name: found[name])
     unit = " points" if measure.unit == "%" else ""
-    lines = [f"{join_names(_listed(none, 'other'))}: exactly zero, checked bit for bit"] if none else []
+    lines = [f"{join_names(_listed(none))}: exactly zero, checked bit for bit"] if none else []
     ends = rest if len(rest) <= 3 else [rest[0], rest[-1]]
     lines += [f"{name}: {format_number(measure, found[name])}{unit}" for name in ends]
     large = (
@@ -95,22 +95,27 @@ def _trust(setting: Setting) -> dict[str, Any]:
     seeds = sorted({len(row.seeds) for row in setting.rows})
     enough = seeds[0] >= FEWEST
     count = count_text(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
-    doubts, short = cautions(setting), caution(setting)
+    doubts = cautions(setting)
     devices = sorted({printable(r.versions.get("device", "unknown")) for r in setting.records})
-    data = printable(setting.spec.benchmark_options.get("data", "full"))
-    short_training = "epoch" in short
+    sample = setting.spec.benchmark_options.get("data") == "sample"
     lines = [
         f"{'✓' if enough else '!'} {count} per method" + ("" if enough else f", fewer than {FEWEST}"),
-        f"! shorter training than the HAT paper's"
-        if short_training
-        else "✓ as long as the HAT paper's, or a regime of its own",
-        f"! a sample of the data" if data == "sample" else "✓ the whole data set",
+        _regime_line(setting),
+        "! a sample of the data" if sample else "✓ the whole data set",
         f"{'✓' if len(devices) == 1 else '!'} device: {', '.join(devices)}",
     ]
     if doubts:
         lines.append(f"! {count_text(len(doubts), 'caution')}, below")
     good = sum(line.startswith("✓") for line in lines)
     return {"title": "Trust", "large": f"{good} of {len(lines)} checks", "lines": lines}
+
+
+def _regime_line(setting: Setting) -> str:
+    """Return how the training compares with the HAT paper's: at most 200 epochs, until the validation loss stops falling."""
+    schedule, epochs = setting.spec.regime.get("schedule"), setting.spec.regime.get("epochs", 200)
+    if schedule != "plateau":
+        return f"✓ a regime of its own: {count_text(epochs, 'epoch')} per task"
+    return "✓ trained as long as the HAT paper allows" if epochs >= 200 else "! shorter training than the HAT paper's"
 
 
 def headline(setting: Setting) -> str:
@@ -126,7 +131,7 @@ def headline(setting: Setting) -> str:
     if len(best) == 1:
         return f"{first} is ahead of all other methods: {score}"
     if best:
-        return f"{join_names(_listed(best, 'other'))} are tied for the best average {setting.score} {after}"
+        return f"{join_names(_listed(best))} are tied for the best average {setting.score} {after}"
     return f"{first}: {score}" + ("; too few seeds to name a winner" if len(values) > 1 else "")
 
 
@@ -139,7 +144,8 @@ def setup(setting: Setting) -> dict[str, Any]:
         ("benchmark", spec.benchmark_options, defaults_of(BENCHMARKS.get(spec.benchmark))),
         ("network", spec.network_options, defaults_of(network_function(spec.network))),
     ]
-    changed, same = [], []
+    changed: list[list[str]] = []
+    same: list[list[str]] = []
     for kind, values, defaults in sources:
         for name in dict.fromkeys([*defaults, *(values if kind != "run" else ())]):
             value, default = values.get(name, defaults.get(name)), defaults.get(name)

@@ -17,17 +17,14 @@ from hatrack.reporting.drawing import (
     STYLE,
     LineStyle,
     Scale,
-    accuracy_panel,
     cell_colours,
     inline_svg,
     line_style,
     scale_for,
-    task_colours,
-    text_colour,
 )
 from hatrack.reporting.looks import Look
-from hatrack.reporting.references import REFERENCES, counted_accuracy
-from hatrack.reporting.tables import Setting, ranking, ratios
+from hatrack.reporting.references import counted_accuracy
+from hatrack.reporting.tables import Setting
 from hatrack.text import is_percent, shorten
 
 MAX_LETTERS = 26  # of a name beside a line
@@ -53,15 +50,6 @@ def accuracy_lines(setting: Setting, styles: dict[str, LineStyle]) -> Figure:
     }
     lines = _without_distant_guessing(setting, accuracy)
     return draw_lines(lines, styles, axis_title(setting, "average {score}"), least=0.04 * factor)
-
-
-def _ratios(setting: Setting, order: list[str]) -> dict[str, list[Matrix]]:
-    """Return the forgetting ratios of the methods that have any; empty if only the references have."""
-    found = {name: [ratios(setting, record) for record in setting.methods[name]] for name in order}
-    lines = {name: [line for line in group if line is not None] for name, group in found.items()}
-    lines = {name: group for name, group in lines.items() if np.isfinite(group).any()}
-    ranked = [name for name in lines if setting.methods[name][0].spec.method not in REFERENCES]
-    return lines if ranked else {}
 
 
 def _is_random(setting: Setting, label: str) -> bool:
@@ -155,22 +143,6 @@ def move_apart(heights: list[float], gap: float, top: float) -> list[float]:
     return [min(level, highest) + k * gap for k, level in enumerate(levels)]
 
 
-def _tasks(setting: Setting, label: str) -> Figure:
-    """Draw a line per task, from when it was learned to the end; it starts with the number of the task."""
-    scale = scale_of(setting)
-    values = scale.factor * mean_matrix(setting.methods[label])
-    figure, axes = accuracy_panel(label, 2.2, scale)
-    _count_tasks(axes, len(values))
-    every = max(1, round(len(values) / 10))  # with many tasks, only some numbers are written
-    for k, colour in enumerate(task_colours(len(values))):
-        axes.plot(np.arange(k, len(values)) + 1, values[k:, k], color=colour, linewidth=1.6)
-        if k % every == 0:
-            axes.plot(k + 1, values[k, k], "o", color=colour, markersize=10.5, zorder=3)
-            axes.text(k + 1, values[k, k], str(k + 1), color=text_colour(colour), fontsize=7.5, ha="center",
-                      va="center_baseline", zorder=4)  # fmt: skip
-    return figure
-
-
 def mean_matrix(records: list[Record]) -> Matrix:
     """Return the accuracy matrix, averaged over seeds."""
     return np.mean([counted_accuracy(record) for record in records], axis=0)  # type: ignore[no-any-return]
@@ -194,7 +166,7 @@ def shown_tasks(tasks: int) -> list[int]:
     return sorted({round(k) for k in np.linspace(0, tasks - 1, min(tasks, MAX_TASKS))})
 
 
-def _matrix(setting: Setting, label: str) -> Figure:
+def matrix_figure(setting: Setting, label: str) -> Figure:
     """Draw the accuracy matrix as a heat map."""
     shown, scale = shown_tasks(len(setting.tasks)), scale_of(setting)
     values = mean_matrix(setting.methods[label])[np.ix_(shown, shown)]

@@ -1,7 +1,7 @@
 """How every method looks, on every page and in every figure: one fixed colour and marker per method.
 
-Two methods never share both. Colours are told apart with the common kinds of colour blindness, and each stands out from white
-paper (`colour`) and from a dark screen (`dark`); the tests compute both.
+Two methods never share both. Colours are told apart with the common kinds of colour blindness, and each stands out from
+white paper (`colour`) and from a dark screen (`dark`); the tests compute both.
 """
 
 import zlib

@@ -8,7 +8,8 @@ from hatrack.experiments.records import records
 from hatrack.files.atomic import writable, write
 from hatrack.reporting.budget import parse_budget, within_budget
 from hatrack.reporting.by_task import by_task_csv
-from hatrack.reporting.page import collect, render_page
+from hatrack.reporting.collect import collect_settings
+from hatrack.reporting.page import render_page
 from hatrack.reporting.tables import csv_text, settings
 
 
@@ -39,13 +40,13 @@ def report(folder: Path | str, out: Path | str | None = None, *, budget: str | N
     """
     limits = parse_budget(budget, budget_of) if budget else None
     folder, target = Path(folder), Path(out or folder)
-    read = records(folder)
-    data = collect(read, running=unfinished(folder), budget=limits, link=_link(folder, target))
-    found = [within_budget(one, limits) if limits else one for one in settings(read)]
+    found = [within_budget(one, limits) if limits else one for one in settings(records(folder))]
     writable(target)
     write(target / "table.csv", csv_text(found))
     write(target / "by_task.csv", by_task_csv(found))
-    write(target / "report.html", render_page(data))
+    write(
+        target / "report.html", render_page(collect_settings(found, running=unfinished(folder), link=_link(folder, target)))
+    )
     return target / "report.html"
 
 

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from typing import Any
 
@@ -84,12 +84,22 @@ class Setting:
         return [record for group in self.methods.values() for record in group]
 
     @cached_property
+    def kept(self) -> dict[str, Any]:
+        """What was computed about the setting once, for those who ask again."""
+        return {}
+
+    @cached_property
     def _places(self) -> dict[tuple[str, int], list[Record]]:
         """The records by method and seed."""
         found: dict[tuple[str, int], list[Record]] = {}
         for record in self.records:
             found.setdefault((record.spec.method, record.spec.seed), []).append(record)
         return found
+
+    @cached_property
+    def summaries(self) -> dict[str, dict[str, float]]:
+        """The measures of every record by its name, see `counted_summary`."""
+        return {record.name: counted_summary(record) for record in self.records}
 
     def at(self, method: str, seed: int) -> list[Record]:
         """Return the records of a method at a seed, those of all its variants."""
@@ -107,22 +117,22 @@ class Setting:
         """The name of what stands in place of the accuracy, see `Record.score`."""
         return self.records[0].score
 
-    @property
+    @cached_property
     def spec(self) -> Spec:
         """The spec of the first record; the others differ from it in method, method options, seed and what was tuned."""
         return self.records[0].spec.replace(regime=self.common["regime"])
 
-    @property
+    @cached_property
     def seeds(self) -> list[int]:
         """The seeds of all records, in order."""
         return sorted({record.spec.seed for record in self.records})
 
-    @property
+    @cached_property
     def same_tasks(self) -> bool:
         """Whether the tasks have the same names in the same order at every seed."""
         return len({tuple(task.name for task in record.tasks) for record in self.records}) == 1
 
-    @property
+    @cached_property
     def tasks(self) -> list[str]:
         """The names of the tasks, or "task 1", "task 2", ... if the names depend on the seed."""
         tasks = self.records[0].tasks
@@ -162,10 +172,15 @@ def tuning_cautions(setting: Setting) -> list[str]:
 def changed_options(record: Record) -> dict[str, str]:
     """Return the options of a record's method that differ from their defaults, and those of its regime that were tuned."""
     method, options = record.spec.method, record.spec.method_options
-    known = parameters(METHODS[method]) if options and method in METHODS else {}  # imports the method, and torch with it
-    defaults = {name: clean(parameter.default) for name, parameter in known.items()}
+    defaults = _method_defaults(method) if options and method in METHODS else {}
     own = {k: option_text(v) for k, v in sorted(options.items()) if k not in defaults or v != defaults[k]}
     return own | {k: option_text(record.spec.regime[k]) for k in untuned(record) if k in record.spec.regime}
+
+
+@cache
+def _method_defaults(method: str) -> dict[str, Any]:
+    """Return the defaults of a method's options. It imports the method, and torch with it."""
+    return {name: clean(parameter.default) for name, parameter in parameters(METHODS[method]).items()}
 
 
 def settings(records: Iterable[Record]) -> list[Setting]:
@@ -232,8 +247,9 @@ def flat_table(table: Mapping[str, Any]) -> dict[str, Any]:
 def _by_label(records: list[Record]) -> dict[str, list[Record]]:
     """Return the records of every method, one per seed."""
     groups: dict[str, list[Record]] = {}
-    for record in sorted(records, key=lambda r: (label(r), r.spec.seed, not r.spec.watch_tasks, not r.routed)):
-        group = groups.setdefault(label(record), [])
+    named = [(label(record), record) for record in records]
+    for name, record in sorted(named, key=lambda p: (p[0], p[1].spec.seed, not p[1].spec.watch_tasks, not p[1].routed)):
+        group = groups.setdefault(name, [])
         if not group or group[-1].spec.seed != record.spec.seed:
             group.append(record)
         elif _results(group[-1]) != _results(record):
@@ -268,7 +284,8 @@ def intransigence(setting: Setting, record: Record) -> float:
 def accuracies(setting: Setting) -> dict[str, dict[int, float]]:
     """Return the average accuracy at the end of every method that is ranked, by seed, in the order of the ranking."""
     ranked = [row.label for row in ranking(setting) if not row.reference]
-    return {name: {r.spec.seed: counted_summary(r)["accuracy"] for r in setting.methods[name]} for name in ranked}
+    values = setting.summaries
+    return {name: {r.spec.seed: values[r.name]["accuracy"] for r in setting.methods[name]} for name in ranked}
 
 
 def missing_references(setting: Setting) -> dict[str, list[int]]:
@@ -287,7 +304,7 @@ def _row(setting: Setting, name: str, records: list[Record]) -> Row:
     for record in records:
         ratio = ratios(setting, record)
         values = {
-            **counted_summary(record),
+            **setting.summaries[record.name],
             "forgetting_ratio": math.nan if ratio is None else float(ratio[-1]),
             "intransigence": intransigence(setting, record),
             **(record.costs or Costs()).summary,

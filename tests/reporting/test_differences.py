@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+from hatrack.reporting.page_differences import cautions, differences_part
+
 from hatrack.experiments.record_parts import Curve, CurvePoint
 from hatrack.reporting.drawing import line_styles
-from hatrack.reporting.page_differences import cautions, differences_part
 from hatrack.reporting.tables import settings
 from tests.helpers.records import in_order, make
 

@@ -87,13 +87,14 @@ H.setUpMatrix = (view) => {
 H.matrixTable = (setting, method, base) => {
   const count = setting.tasks.length, [from, to] = H.taskRange(count), tasks = Array.from({ length: to - from + 1 }, (_, k) => from + k);
   const own = H.meanMatrix(method), than = base ? H.meanMatrix(base) : null, factor = setting.percent ? 100 : 1, digits = setting.percent ? 1 : 3;
-  const learned = own.filter((v, k) => v !== null && k % count <= Math.floor(k / count));
+  const ranked = setting.methods.filter((m) => m.method !== "random"), narrow = tasks.length > 12; // the scale is the same for all methods
+  const learned = (ranked.length ? ranked : setting.methods).flatMap(H.meanMatrix).filter((v, k) => v !== null && k % count <= Math.floor((k % (count * count)) / count));
   const low = setting.percent ? Math.min(0.9, Math.floor(10 * Math.min(...learned)) / 10) : Math.min(...learned), high = setting.percent ? 1 : Math.max(...learned);
   const gaps = than ? own.map((v, k) => (v === null || than[k] === null || than[k] === undefined ? null : v - than[k])) : [];
   const widest = Math.max(0.01, ...gaps.filter((v, k) => v !== null && k % count <= Math.floor(k / count)).map(Math.abs));
   const title = base ? `${method.label} minus ${base.label}` : method.label;
-  const head = H.el("tr", {}, H.el("td", { text: "after" }), ...tasks.map((i) => H.el("th", { scope: "col", text: setting.tasks[i], title: setting.tasks[i] })));
-  const body = tasks.map((t) => H.el("tr", {}, H.el("th", { scope: "row", text: setting.tasks[t], title: setting.tasks[t] }), ...tasks.map((i) => {
+  const head = H.el("tr", {}, H.el("td", { text: "after" }), ...tasks.map((i) => H.el("th", { scope: "col", text: narrow ? String(i + 1) : setting.tasks[i], title: setting.tasks[i] })));
+  const body = tasks.map((t) => H.el("tr", {}, H.el("th", { scope: "row", text: narrow ? `${t + 1} ${setting.tasks[t]}` : setting.tasks[t], title: setting.tasks[t] }), ...tasks.map((i) => {
     const value = (than ? gaps : own)[t * count + i], cell = H.el("td", {});
     if (value === null || value === undefined || (than && i > t)) { cell.textContent = than && i > t ? "" : "—"; return cell; }
     cell.textContent = (than && value > 0 ? "+" : "") + (factor * value).toFixed(digits).replace("-", "−");
@@ -101,5 +102,5 @@ H.matrixTable = (setting, method, base) => {
     else H.colourCell(cell, than ? H.differenceColour(value / widest) : H.scaleColour((value - low) / Math.max(1e-9, high - low)));
     return cell;
   })));
-  return H.el("table", { class: tasks.length > 12 ? "matrix narrow" : "matrix" }, H.el("caption", { text: title + (setting.percent ? ", %" : "") }), H.el("thead", {}, head), H.el("tbody", {}, ...body));
+  return H.el("table", { class: narrow ? "matrix narrow" : "matrix" }, H.el("caption", { text: title + (setting.percent ? ", %" : "") }), H.el("thead", {}, head), H.el("tbody", {}, ...body));
 };

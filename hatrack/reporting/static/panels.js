@@ -128,14 +128,16 @@ H.panels.capacity = (figure, plot) => {
   return draw;
 };
 H.panels.curves = (figure, plot) => {
-  const setting = H.data.settings[Number(figure.dataset.setting)], controls = figure.querySelector("[data-controls]"), having = setting.methods.filter((m) => m.curves.some((c) => c.length));
-  let label = having[0]?.label;
+  const setting = H.data.settings[Number(figure.dataset.setting)], controls = figure.querySelector("[data-controls]"), having = setting.methods.filter((m) => m.watched || m.curves.some((c) => c.length));
+  let label = having[0]?.label, what = "validation";
   const draw = () => {
     const shown = having.filter(H.isShown), factor = setting.percent ? 100 : 1;
     controls.replaceChildren();
     if (!shown.length) { plot.replaceChildren(H.el("p", { text: "No chosen method has curves." })); plot.view = null; return null; }
     const method = shown.find((m) => m.label === label) || shown[0], marks = [], colours = H.colours();
     H.choice(controls, "Method", shown.map((m) => ({ value: m.label, text: m.label })), method.label, (value) => { label = value; draw(); });
+    if (method.watched) H.choice(controls, "What is drawn", [{ value: "validation", text: "validation data, every seed" }, { value: "watched", text: "test data of every task after each epoch" }], what, (value) => { what = value; draw(); });
+    if (method.watched && what === "watched") return H.put(plot, H.watchedChart(setting, method, factor));
     const chart = H.figure({ height: 320, x: "epochs of all tasks", y: H.percentAxis(setting, `validation ${setting.score}`) });
     const places = H.seedPlaces(method).filter((k) => method.curves[k].length);
     for (const fit of method.curves[places[0]] || []) chart.add_layout(new Bokeh.Span({ location: fit[1] + 0.5, dimension: "height", line_color: colours.line, line_width: 1 }));
@@ -153,6 +155,19 @@ H.panels.curves = (figure, plot) => {
     return H.put(plot, chart);
   };
   return draw;
+};
+// A line per task, pale until the task is being learned.
+H.watchedChart = (setting, method, factor) => {
+  const { lines, step, seed } = method.watched, count = Math.max(1, lines.length - 1), marks = [];
+  const chart = H.figure({ height: 320, x: `epochs of all tasks${seed ? `, ${seed}` : ""}`, y: H.percentAxis(setting, `${setting.score} on test data`) });
+  for (const [task, start, values] of lines) {
+    const colour = `rgb(${H.mix(H.isDark() ? "#3fcb9b" : "#123f7a", H.isDark() ? "#e2b93b" : "#c2519a", task / count)})`, x = values.map((_, n) => n * step + 1), y = values.map((v) => (v === null ? NaN : (factor * v) / H.whole));
+    chart.line(x.filter((n) => n <= start + 1), y.slice(0, x.filter((n) => n <= start + 1).length), { line_color: colour, line_alpha: 0.3 });
+    const from = x.findIndex((n) => n > start), late = { x: x.slice(from), y: y.slice(from), task: x.slice(from).map(() => setting.tasks[task] ?? "") };
+    marks.push(chart.line({ field: "x" }, { field: "y" }, { source: H.source(late), line_color: colour, line_width: 2 }));
+  }
+  H.hover(chart, marks, [["task", "@task"], ["epoch", "@x{0}"], [setting.score, "@y{0.0[00]}"]]);
+  return chart;
 };
 H.panels.sweep = (figure, plot) => {
   const sweep = H.data.sweeps[Number(figure.dataset.setting)], controls = figure.querySelector("[data-controls]"), axes = Object.keys(sweep.axes);
