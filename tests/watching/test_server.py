@@ -222,20 +222,7 @@ def test_a_run_that_is_watched(tmp_path):
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
     browser.chmod(0o755)
-    words = [
-        sys.executable,
-        "-m",
-        "hatrack",
-        "run",
-        "smnist",
-        "sgd",
-        "--data",
-        "sample",
-        "--widths",
-        "12",
-        "--epochs",
-        "300",
-    ]
+    words = [sys.executable, "-m", "hatrack", "run", "smnist", "sgd", "--data", "sample", "--widths", "12", "--epochs", "80"]
     words += ["--batch", "50", "--patience", "1000", "--device", "cpu", "--watch", "--out", str(runs)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "BROWSER": f"{browser} %s"}
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
