@@ -50,16 +50,16 @@ def test_a_process_that_was_killed_is_noticed(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "status", "message"),
     [
-        ([about(host="other", pid=2**22 + 5), epoch(0, 0)], "running", ""),
-        ([about(host="other"), epoch(0, 0, time=time.time() - 3600)], "running", "no line for 60 min"),
-        ([about(), epoch(0, 0), {"kind": "end", "why": "stopped"}], "stopped", "hatrack resume"),
-        ([about(), {"kind": "end", "why": "Diverged: the loss is inf"}], "stopped", "the loss is inf"),
-        ([about(), {"kind": "end", "why": "stopped"}, about(), epoch(0, 1)], "running", ""),
-        ([], "stopped", "no lines"),
+        (lambda: [about(host="other", pid=2**22 + 5), epoch(0, 0)], "running", ""),
+        (lambda: [about(host="other"), epoch(0, 0, time=time.time() - 3600)], "running", "no line for 60 min"),
+        (lambda: [about(), epoch(0, 0), {"kind": "end", "why": "stopped"}], "stopped", "hatrack resume"),
+        (lambda: [about(), {"kind": "end", "why": "Diverged: the loss is inf"}], "stopped", "the loss is inf"),
+        (lambda: [about(), {"kind": "end", "why": "stopped"}, about(), epoch(0, 1)], "running", ""),
+        (lambda: [], "stopped", "no lines"),
     ],
 )
 def test_runs_that_ended_or_are_silent(lines, status, message):
-    state = run_state("x", RunLines(lines))
+    state = run_state("x", RunLines(lines()))
     assert state["status"] == status
     assert message in state["message"]
     assert message or not state["message"]
