@@ -10,10 +10,11 @@ from hatrack.experiments.record import Record
 from hatrack.experiments.run_folder import AGAIN
 from hatrack.text import printable, shorten
 from hatrack.tracking.reader import FILE, LinesReader
-from hatrack.watching.state import POINTS, run_state
+from hatrack.watching.state import POINTS, run_state, status_now
 
 PATIENCE = 10.0  # a page of many records is made again after so many times the seconds that it took
 RUNS = 20  # that have whole curves; more of them share the points
+CURVES = 100  # runs that have a curve at all
 Seen = tuple[int, int, int]  # size, time and inode of a file
 Collect = Callable[..., dict[str, Any]]
 
@@ -30,6 +31,7 @@ class WatchedFolder:
         self.folder, self.collect = folder, collect
         self.records: dict[str, tuple[Seen, Record | str]] = {}  # by the name of the file; a text says why it is none
         self.runs: dict[str, LinesReader] = {}
+        self._states: dict[str, tuple[tuple[int, int, int] | None, dict[str, Any]]] = {}
         self._data: dict[str, Any] = {}
         self._of: dict[str, Seen] | None = None  # the records that the data are of
         self._next = 0.0  # when the data may be made again
@@ -47,8 +49,18 @@ class WatchedFolder:
     def running(self) -> list[dict[str, Any]]:
         """Return where every run stands that has no record; those that go on come first."""
         points = max(50, min(POINTS, RUNS * POINTS // max(1, len(self.runs))))
-        found = [run_state(name, run.lines, points) for name, run in self.runs.items() if not self._is_done(name)]
-        return sorted(found, key=lambda state: (state["status"] != "running", state["name"]))
+        found = [self._state(name, points) for name in self.runs if not self._is_done(name)]
+        found.sort(key=lambda state: (state["status"] != "running", state["name"]))
+        return [state if k < CURVES else {**state, "curve": []} for k, state in enumerate(found)]
+
+    def _state(self, name: str, points: int) -> dict[str, Any]:
+        """Return where a run stands; if it has no new line, only whether it still goes on is looked up."""
+        lines = self.runs[name].lines
+        of, state = self._states.get(name, (None, {}))
+        if of != (id(lines), lines.count, points):
+            state = run_state(name, lines, points)
+            self._states[name] = (id(lines), lines.count, points), state
+        return {**state, **status_now(lines, state["left"])}
 
     def _is_done(self, name: str) -> bool:
         """Return whether a run has its record, and is not run again now."""
@@ -74,6 +86,7 @@ class WatchedFolder:
         parts = {entry.name.removesuffix(".part"): entry for entry in entries if entry.name.endswith(".part")}
         for name in [name for name in self.runs if name not in parts]:
             del self.runs[name]
+            self._states.pop(name, None)
         for name, entry in parts.items():
             if name not in self.runs and entry.is_dir(follow_symlinks=False):
                 self.runs[name] = LinesReader(Path(entry.path) / FILE)

@@ -29,8 +29,7 @@ def run_state(name: str, lines: RunLines, points: int = POINTS) -> dict[str, Any
         Plain values; what is not known is None or empty, but for the benchmark, the method and the seed, which are left out.
     """
     about, last = lines.about, lines.last
-    status, message = _status(lines)
-    found: dict[str, Any] = {"name": name, "status": status, "message": message, "done": share_done(lines)}
+    found: dict[str, Any] = {"name": name, "done": share_done(lines)}
     spec = about.get("spec") if isinstance(about.get("spec"), dict) else {}
     found |= {key: spec[key] for key in ("benchmark", "method", "seed") if spec and key in spec}
     found |= {
@@ -41,11 +40,18 @@ def run_state(name: str, lines: RunLines, points: int = POINTS) -> dict[str, Any
     if last:
         found |= {"task": last["task"] + 1, "epoch": last["epoch"] + 1, "epochs": last["epochs"]}
         found |= {"task_name": _task_name(about, last["task"]), "seconds": last.get("seconds")}
-        found["left"] = seconds_left(lines) if status == "running" else None
     if lines.scores:
         now = lines.scores[max(lines.scores)]
         found |= {"accuracy": average(now), "forgetting": forgetting(now, lines.scores)}
-    return {**UNKNOWN, **found, "curve": curve(lines, points), "capacity": capacity_now(lines)}
+    found |= {"curve": curve(lines, points), "capacity": capacity_now(lines)}
+    return {**UNKNOWN, **found, **status_now(lines, seconds_left(lines))}
+
+
+def status_now(lines: RunLines, left: float | None) -> dict[str, Any]:
+    """Return whether a run goes on now, what there is to say, and how long it will: `left` seconds if it goes on."""
+    status, message = _status(lines)
+    going = left if status == "running" else None
+    return {"status": status, "message": message, "left": going, "left_text": "" if going is None else duration(going)}
 
 
 def _task_name(about: Line, task: int) -> str:

@@ -55,7 +55,7 @@ def test_a_process_that_was_killed_is_noticed(tmp_path):
         (lambda: [about(), epoch(0, 0), {"kind": "end", "why": "stopped"}], "stopped", "hatrack resume"),
         (lambda: [about(), {"kind": "end", "why": "Diverged: the loss is inf"}], "stopped", "the loss is inf"),
         (lambda: [about(), {"kind": "end", "why": "stopped"}, about(), epoch(0, 1)], "running", ""),
-        (lambda: [], "stopped", "no lines"),
+        (list, "stopped", "no lines"),
     ],
 )
 def test_runs_that_ended_or_are_silent(lines, status, message):
@@ -162,3 +162,24 @@ def test_limits_of_what_is_read(tmp_path, monkeypatch):
 
 def test_a_folder_that_is_gone_is_empty(tmp_path):
     assert WatchedFolder(tmp_path / "none", collect).data()["running"] == []
+
+
+def test_a_process_that_dies_without_a_new_line_is_noticed(tmp_path):
+    """What is kept of a run between two looks does not hide it."""
+    child = subprocess.Popen(["sleep", "60"])
+    write(tmp_path, "x", about(pid=child.pid), epoch(0, 0))
+    watched = WatchedFolder(tmp_path, collect)
+    before = watched.data()["running"][0]
+    child.kill()
+    child.wait()
+    after = watched.data()["running"][0]
+    assert (before["status"], after["status"]) == ("running", "stopped")
+    assert (before["left"] is None, after["left"]) == (False, None)
+    assert before["curve"] == after["curve"]
+
+
+def test_of_very_many_runs_only_some_have_curves(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_module, "CURVES", 3)
+    for number in range(5):
+        write(tmp_path, f"run-{number}", about(), epoch(0, 0))
+    assert [len(run["curve"]) for run in WatchedFolder(tmp_path, collect).data()["running"]] == [1, 1, 1, 0, 0]
