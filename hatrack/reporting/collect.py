@@ -24,6 +24,10 @@ from hatrack.reporting.words import caution, count_text, reference_commands, sum
 from hatrack.text import printable
 
 ReportData = dict[str, Any]
+OF_A_RUN = (  # what may be known of a run that is not finished
+    *("name", "status", "benchmark", "method", "seed", "host", "message", "task", "tasks", "task_name", "epoch", "epochs"),
+    *("seconds", "left", "accuracy", "forgetting", "score", "curve", "capacity"),
+)
 DRAWN = 3  # settings with a figure for readers without script; further ones have tables
 
 
@@ -75,7 +79,7 @@ def collect_settings(
         "sweeps": [sweep_data(response) for response in responses(records)],
         "glossary": _glossary(found),
         "left_out": [{key: printable(text) for key, text in line.items()} for line in left_out],
-        "running": [dict(state) for state in running],
+        "running": [{**dict.fromkeys(OF_A_RUN), **state} for state in running],
     }
     parts = [
         [section["title"], section["board"], section["cautions"]] for section in sections

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from hatrack.reporting.assets import MISSING, library, policy, scripts, style
 from hatrack.reporting.collect import ReportData, collect
+from hatrack.text import duration
 
 __all__ = ["POLICY", "STYLE", "ReportData", "collect", "page_json", "render_page"]
 STYLE = Path(__file__).with_name("style.css")  # of pages without script: those of recipes
@@ -66,10 +67,13 @@ def _charts(data: ReportData) -> dict[str, Any]:
 
 @cache
 def _templates() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
+    environment.filters["duration"] = duration
+    return environment
