@@ -60,7 +60,8 @@ class EpochLog:
 
     def _open_file(self) -> None:
         assert self.path is not None
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # no link, and no pipe that nobody reads
         try:
             self._file = os.open(self.path, flags, 0o600)
             if self.path.stat().st_size:

@@ -1,6 +1,7 @@
 """Reads the file of a run's lines while it grows: only what is new since the last look."""
 
 import os
+import stat
 from pathlib import Path
 
 from hatrack.tracking.lines import RunLines, parse
@@ -31,9 +32,9 @@ class LinesReader:
             Whether anything is.
         """
         try:
-            found = os.stat(self.path)
+            found = os.lstat(self.path)
             seen = found.st_size, found.st_mtime_ns, found.st_ino
-            if seen == self._seen:
+            if seen == self._seen or not stat.S_ISREG(found.st_mode):  # to read a pipe may never end
                 return False
             with self.path.open("rb") as file:
                 if found.st_size < self._read or file.read(len(self._beginning)) != self._beginning:

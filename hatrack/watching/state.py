@@ -5,7 +5,7 @@ import socket
 import time
 from typing import Any
 
-from hatrack.text import duration, is_held, printable, shorten
+from hatrack.text import duration, is_held, is_percent, printable, shorten
 from hatrack.tracking.lines import Line, RunLines
 from hatrack.tracking.progress import seconds_left, share_done
 from hatrack.tracking.tracker import average, forgetting, layer_title
@@ -14,7 +14,9 @@ POINTS = 1000  # of a curve, at most: a screen has no more columns
 SILENT = 120.0  # seconds without a line after which a run of another machine is said to be silent
 STOPPED = "stopped; `hatrack resume` goes on with it"
 
-UNKNOWN = dict.fromkeys(("task", "tasks", "task_name", "epoch", "epochs", "seconds", "left", "accuracy", "forgetting"))
+UNKNOWN = dict.fromkeys(
+    ("benchmark", "method", "seed", "task", "tasks", "task_name", "epoch", "epochs", "seconds", "accuracy", "forgetting")
+)
 
 
 def run_state(name: str, lines: RunLines, points: int = POINTS) -> dict[str, Any]:
@@ -26,7 +28,7 @@ def run_state(name: str, lines: RunLines, points: int = POINTS) -> dict[str, Any
         points: how many points its curve may have.
 
     Returns:
-        Plain values; what is not known is None or empty, but for the benchmark, the method and the seed, which are left out.
+        Plain values; what is not known is None or empty.
     """
     about, last = lines.about, lines.last
     found: dict[str, Any] = {"name": name, "done": share_done(lines)}
@@ -40,7 +42,7 @@ def run_state(name: str, lines: RunLines, points: int = POINTS) -> dict[str, Any
     if last:
         found |= {"task": last["task"] + 1, "epoch": last["epoch"] + 1, "epochs": last["epochs"]}
         found |= {"task_name": _task_name(about, last["task"]), "seconds": last.get("seconds")}
-    if lines.scores:
+    if lines.scores and is_percent(about.get("score")):
         now = lines.scores[max(lines.scores)]
         found |= {"accuracy": average(now), "forgetting": forgetting(now, lines.scores)}
     found |= {"curve": curve(lines, points), "capacity": capacity_now(lines)}
@@ -50,8 +52,18 @@ def run_state(name: str, lines: RunLines, points: int = POINTS) -> dict[str, Any
 def status_now(lines: RunLines, left: float | None) -> dict[str, Any]:
     """Return whether a run goes on now, what there is to say, and how long it will: `left` seconds if it goes on."""
     status, message = _status(lines)
+    message = message or _other_score(lines)
     going = left if status == "running" else None
-    return {"status": status, "message": message, "left": going, "left_text": "" if going is None else duration(going)}
+    return {"status": status, "message": message, "left": going}
+
+
+def _other_score(lines: RunLines) -> str:
+    """Return the mean score so far, if it is no share of right answers."""
+    score = lines.about.get("score")
+    if not lines.scores or is_percent(score):
+        return ""
+    mean = average(lines.scores[max(lines.scores)])
+    return "" if mean is None else f"{score} so far {mean:.3g}"
 
 
 def _task_name(about: Line, task: int) -> str:

@@ -138,6 +138,15 @@ def test_lines_that_cannot_be_written_end_no_run(tmp_path):
     assert_same(record, run(one))
 
 
+def test_a_pipe_in_place_of_the_lines_is_not_waited_for(tmp_path):
+    one = spec("sgd")
+    folder = folder_of(one, tmp_path)
+    folder.path.mkdir(parents=True)
+    os.mkfifo(folder.lines)
+    with pytest.warns(UserWarning, match="can't be written"):
+        run(one, tmp_path)
+
+
 def test_a_link_in_place_of_the_lines_is_not_followed(tmp_path):
     one, other = spec("sgd"), tmp_path / "other"
     folder = folder_of(one, tmp_path / "runs")

@@ -183,3 +183,18 @@ def test_of_very_many_runs_only_some_have_curves(tmp_path, monkeypatch):
     for number in range(5):
         write(tmp_path, f"run-{number}", about(), epoch(0, 0))
     assert [len(run["curve"]) for run in WatchedFolder(tmp_path, collect).data()["running"]] == [1, 1, 1, 0, 0]
+
+
+def test_a_run_of_which_nothing_is_known_is_shown(tmp_path):
+    """A folder of an earlier version has no lines, and lines may lack a spec."""
+    (tmp_path / "old.part").mkdir()
+    write(tmp_path, "bare", {"kind": "run", "tasks": []}, epoch(0, 0))
+    data = WatchedFolder(tmp_path, collect).data()
+    assert [run["name"] for run in data["running"]] == ["bare", "old"]
+    assert "old" in json.loads(page_json(data))["running_html"]
+    assert "old" in render_page(data, live=True)
+
+
+def test_a_score_that_is_no_percentage_is_told_as_it_is():
+    state = run_state("x", RunLines([about(score="R²"), epoch(0, 0), *learned(0, [0.5, 0.1, 0.1])]))
+    assert (state["accuracy"], state["message"]) == (None, "R² so far 0.5")
