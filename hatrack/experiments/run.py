@@ -3,7 +3,6 @@
 import math
 import platform
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -28,9 +27,9 @@ from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, T
 from hatrack.experiments.resources import EnergyMeter, costs_of
 from hatrack.experiments.routing import fit_and_route
 from hatrack.experiments.run_folder import RunFolder, unfinished
+from hatrack.experiments.run_log import end_log, open_log, restore_lines
 from hatrack.experiments.spec import Run as Run
 from hatrack.files.atomic import is_plain
-from hatrack.inspection.layers import layer_titles
 from hatrack.inspection.measuring import CapacityCurve, capacity
 from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
@@ -41,8 +40,6 @@ from hatrack.tasks.split import Split
 from hatrack.tasks.targets import other_score
 from hatrack.tasks.task import Task
 from hatrack.text import printable, shorten
-from hatrack.tracking.log import EpochLog
-from hatrack.tracking.tracker import Tracker
 from hatrack.tracking.trackers import Log, make_trackers
 from hatrack.training.checkpoint import Stopped, stopping
 from hatrack.training.progress import Progress
@@ -137,8 +134,8 @@ def run(
                 return Record.load(folder.record)
             keep_model, keep_each = folder.remember_kept(keep_model, keep_each)
             trainer.checkpointer, tuned = folder.checkpointer, folder.keep_note(tuned)
-        trainer.log = log_of(spec, tasks, method, folder, trackers, device, began)
-        open_files.push(partial(_end_log, trainer.log))
+        trainer.log = open_log(spec, tasks, method, folder, trackers, device, began)
+        open_files.push(partial(end_log, trainer.log))
         ahead = compile_ahead(spec, tasks, method, torch.device(device), precision) if compiles else None
         trainer.wait_for_code = ahead.wait if ahead else None
         try:
@@ -173,33 +170,6 @@ def run(
             trainer.log.end("finished")
             folder.remove_states()
     return record
-
-
-def log_of(
-    spec: Run,
-    tasks: list[Task],
-    method: Method,
-    folder: RunFolder | None,
-    trackers: Sequence[Tracker],
-    device: torch.device | str,
-    began: float,
-) -> EpochLog:
-    """Return the log of a run, which has read the lines of processes before and begun those of this one."""
-    if folder:
-        folder.checkpointer.make_folder()
-    log = EpochLog(folder.lines if folder else None, trackers)
-    log.began = began
-    scores = {other_score(task.target) for task in tasks}
-    score = scores.pop() if len(scores) == 1 else "score"
-    titles = layer_titles(method.net.trunk)
-    about = {"spec": spec.spec, "score": score, "layers": titles, "device": str(device)}
-    log.open(name=spec.name, tasks=[task.name for task in tasks], **about)
-    return log
-
-
-def _end_log(log: EpochLog, kind: object, error: BaseException | None, trace: object) -> None:
-    """Say in the lines of a run why it ends."""
-    log.end("finished" if error is None else "stopped" if isinstance(error, Stopped) else f"{type(error).__name__}: {error}")
 
 
 def folder_of(spec: Run, out: Path, *, minutes: float = 5.0) -> RunFolder:
@@ -252,7 +222,8 @@ def _run(
     saved = checkpointer.resume(method, trainer) if checkpointer else None
     if saved:
         start, spent = saved["task"], saved["spent"]
-        _restore_lines(trainer, saved, spent)
+        if trainer.log:
+            restore_lines(trainer.log, trainer.fits, saved)
         rows = {name: saved[name] if name in saved else [[] for _ in range(start)] for name in rows}  # old states lack some
         for task in tasks[:start]:
             if models and not (file := models.task_model(task.index)).exists():
@@ -309,30 +280,6 @@ def _run(
     if checkpointer:
         checkpointer.wait()
     return Record.from_dict(record.to_dict())  # with None for numbers that are not finite, as a record that was loaded
-
-
-def _restore_lines(trainer: Trainer, saved: Mapping[str, Any], spent: float) -> None:
-    """Write the lines of finished tasks that a saved state has and the file of lines has not."""
-    if trainer.log is None:
-        return
-    trainer.log.spent, known = spent, dict(trainer.log.lines.scores)
-    fits = [(result, number) for number, result in _numbered(trainer.fits)]
-    for task in range(saved["task"]):
-        for result, number in fits:
-            if result.task == task:
-                trainer.log.restore(task, number, len(result.epochs), result)
-        if task not in known and task < len(saved["tests"]):
-            trainer.log.scores(task, [score[1] for score in saved["tests"][task]], measured=False)
-
-
-def _numbered(results: Sequence[FitResult]) -> list[tuple[int, FitResult]]:
-    """Return the results of fits with their numbers among those of their task."""
-    seen = Counter[int]()
-    found = []
-    for result in results:
-        found.append((seen[result.task], result))
-        seen[result.task] += 1
-    return found
 
 
 def _task_info(task: Task) -> TaskInfo:

@@ -101,9 +101,9 @@ class EpochLog:
         for epoch in range(first, len(result.epochs)):
             self.add(epoch_line(task, fit, epochs, result, epoch), measured=False)
 
-    def task(self, task: int, usage: dict[str, float]) -> None:
+    def task(self, task: int, usage: dict[str, float], *, measured: bool = True) -> None:
         """Write the line of a task that was learned: the share of every layer that finished tasks use."""
-        self.add({"kind": "task", "task": task, "usage": usage})
+        self.add({"kind": "task", "task": task, "usage": usage}, measured=measured)
 
     def scores(self, task: int, accuracy: Iterable[float], *, measured: bool = True) -> None:
         """Write the test accuracy of every task after one of them was learned."""

@@ -14,6 +14,7 @@ from hatrack.tracking.lines import RunLines, parse
 from hatrack.tracking.log import EpochLog
 from hatrack.tracking.reader import FILE
 from hatrack.tracking.trackers import make_trackers
+from hatrack.training.checkpoint import Checkpointer
 from tests.helpers.killing import OFTEN, Killed, assert_same, killed_at, spec, to_the_end
 from tests.helpers.learning import make
 from tests.helpers.tiers import quick_and_slow
@@ -96,6 +97,31 @@ def test_lines_that_are_lost_are_written_again_from_the_state(damage, tmp_path, 
         file.unlink()
     else:
         file.write_bytes(text[: len(text) // 2] if damage == "torn" else text.split(b"\n")[0] + b"\n")
+    record = run(one, tmp_path)
+    compare_with_record(lines_in(kept[-1]), record)
+
+
+@pytest.mark.parametrize("damage", ["first", "middle", "all"])
+def test_lines_of_finished_tasks_that_are_lost(damage, tmp_path, kept, monkeypatch):
+    """The run goes on in its last task; epochs, capacity and test accuracies of those before come from the state."""
+    one = Run.from_spec({**spec("hat", epochs=2).spec, "benchmark_options": {"data": "sample", "tasks": 5}})
+    begin = Checkpointer.begin_task
+
+    def last(self, number, *how):
+        begin(self, number, *how)
+        if number == 3:
+            self.wait()
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpointer, "begin_task", last)
+        with pytest.raises(Killed):
+            run(one, tmp_path)
+    file = tmp_path / f"{one.name}.part" / FILE
+    lines = file.read_text().splitlines()
+    assert sum('"kind":"scores"' in line for line in lines) == 3, "three tasks are finished"
+    gone = {"first": range(1, 2), "middle": range(4, 7), "all": range(len(lines))}[damage]
+    file.write_text("".join(f"{line}\n" for k, line in enumerate(lines) if k not in gone))
     record = run(one, tmp_path)
     compare_with_record(lines_in(kept[-1]), record)
 
