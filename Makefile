@@ -1,8 +1,9 @@
 # From a fresh clone, `make demo` and `make test` do all the set-up they need: a virtual environment in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+AXE := 4.10.3
 
-.PHONY: demo test test-slow test-long test-mutants test-gpu check lock lock-check audit sbom format docs docs-serve tutorial results speed peers clean
+.PHONY: demo test test-slow test-long test-mutants test-gpu test-browser browser check lock lock-check audit sbom format docs docs-serve tutorial results speed peers clean
 
 demo: .venv/ready
 	$(BIN)/hatrack demo
@@ -24,6 +25,19 @@ test-mutants: .venv/ready
 
 test-gpu: .venv/ready
 	$(BIN)/pytest -m gpu
+
+# The page in a real browser: Chromium of the system, which root may install, and axe for accessibility, from npm.
+test-browser: .venv/ready browser build/axe/ready
+	$(BIN)/pytest -n 0 -m browser
+
+browser:
+	@command -v chromium >/dev/null || test -n "$$HATRACK_CHROMIUM" || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || { echo "chromium is missing: apt-get install chromium, or set HATRACK_CHROMIUM to its path" >&2; exit 1; }
+
+build/axe/ready:
+	@command -v npm >/dev/null || { echo "npm is missing: apt-get install npm (it fetches axe-core $(AXE))" >&2; exit 1; }
+	mkdir -p build/axe
+	npm install --prefix build/axe --no-save --no-audit --no-fund --silent axe-core@$(AXE)
+	touch build/axe/ready
 
 check: .venv/ready lock-check audit
 	$(BIN)/ruff format --check .

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from hatrack.tasks.split import Batch as Batch
     from hatrack.tasks.split import Split as Split
     from hatrack.tasks.task import Task as Task
+    from hatrack.tracking.tensorboard import TensorBoard as TensorBoard
+    from hatrack.tracking.weights_and_biases import WandB as WandB
     from hatrack.training.saving import load as load
     from hatrack.training.saving import save as save
     from hatrack.training.trainer import Trainer as Trainer
@@ -108,7 +110,9 @@ PLACES = {
     "Split": "hatrack.tasks.split",
     "StableSGD": "hatrack.methods.stable_sgd",
     "Task": "hatrack.tasks.task",
+    "TensorBoard": "hatrack.tracking.tensorboard",
     "Trainer": "hatrack.training.trainer",
+    "WandB": "hatrack.tracking.weights_and_biases",
     "capacity": "hatrack.inspection.measuring",
     "check": "hatrack.options",
     "compare_certificates": "hatrack.methods.certificate",

@@ -4,6 +4,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,14 @@ from hatrack.experiments.spec import Run
 from hatrack.methods import METHODS
 from hatrack.options import parameters
 from hatrack.regime import Regime
+from hatrack.reporting.endings import endings
 from hatrack.reporting.tables import settings, terminal
 from hatrack.text import duration, say
 from hatrack.training.checkpoint import Stopped
 
 REFERENCES = ("joint", "random", "independent")  # what a table needs to tell how good a method could be, or how bad
 report = imported_when_called("hatrack.reporting.report:report")  # it needs matplotlib
+watched = imported_when_called("hatrack.cli.watching:watched")
 
 
 def run(
@@ -64,7 +67,7 @@ def run(
         with_references: run the references of the forgetting ratio and of single tasks as well.
         tuned: outcomes of searches, from which methods take options that were not given.
         dry_run: run nothing, and print what would run and what it would cost.
-        how: device, engine, precision, save_every, parallel.
+        how: device, engine, precision, save_every, parallel, log, watch.
     """
     wanted = chosen_seeds(seed, seeds)
     names = method.split(",")
@@ -156,7 +159,7 @@ def resume(folder: Path, methods: Sequence[str], **how: Any) -> None:
     Args:
         folder: a folder of records, or the folder NAME.part of one run.
         methods: methods of the user's own, "module:class", that may be imported.
-        how: device, engine, precision, save_every, parallel.
+        how: device, engine, precision, save_every, parallel, log, watch.
     """
     for name in methods:
         METHODS.find(name)  # an error now if there is none
@@ -184,21 +187,33 @@ def carry_out(
     *,
     device: str,
     notes: Mapping[str, Mapping[str, Any]] | None = None,
+    watch: bool = False,
     **how: Any,
 ) -> None:
-    """Carry out runs, then print the table of their results. `notes` has, by name, how runs were tuned."""
+    """Carry out runs, then print the table of their results and what to doubt.
+
+    Args:
+        runs: the runs.
+        out: the folder of the records.
+        again: run even what has a record.
+        device: "auto", "cpu" or "cuda".
+        notes: how runs were tuned, by name.
+        watch: show the runs in the browser, and leave the page as a file.
+        how: engine, precision, save_every, parallel, log: see `run_all`.
+    """
     there = set() if again else {spec.name for spec in runs if folder_of(spec, out).done}
     try:
-        records = run_all(runs, out, again=again, notes=notes, device=available(device), **how)
+        with watched(out) if watch else nullcontext():
+            records = run_all(runs, out, again=again, notes=notes, device=available(device), **how)
     except Stopped as error:
         raise Interrupted(str(error)) from error
     for setting in settings(records):
         Console().print(terminal(setting))
-    for record in records:
-        for said in filter(None, (record.capacity, record.held, record.halvings)):
-            say(f"{record.spec.method} seed {record.spec.seed}: {said}")
+        for line in endings(setting):
+            say(line)
     count, quoted = f"{len(records)} {'record' if len(records) == 1 else 'records'}", shlex.quote(str(out))
-    say(f"{count} in {out}; a page of them: hatrack report {quoted}")
+    page = f"the page: {report(out)}" if watch else f"hatrack report {quoted} makes the page {out / 'report.html'}"
+    say(f"{count} in {out}; {page}")
     if there:
         say(f"{len(there)} of them {'was' if len(there) == 1 else 'were'} there already and not run again; --again does")
     for line in kept_notes([record for record in records if record.name in there], notes or {}):

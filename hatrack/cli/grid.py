@@ -1,6 +1,7 @@
 """Carrying out the runs of `hatrack sweep`. Imported when it begins: it needs torch."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from hatrack.cli.errors import Interrupted
-from hatrack.cli.execute import available, chosen_seeds, show_costs
+from hatrack.cli.execute import available, chosen_seeds, show_costs, watched
 from hatrack.experiments.parallel import run_all
 from hatrack.experiments.record import Record
 from hatrack.experiments.run import folder_of
@@ -34,6 +35,7 @@ def sweep(
     out: Path,
     dry_run: bool,
     device: str,
+    watch: bool = False,
     **how: Any,
 ) -> None:
     """Carry out the runs of a grid, print their table, and write sweep.png and sweep.csv.
@@ -48,7 +50,8 @@ def sweep(
         out: the folder of the records and pictures.
         dry_run: run nothing, and print what would run and what it would cost.
         device: "auto", "cpu" or "cuda".
-        how: engine, precision, save_every, parallel.
+        watch: show the runs in the browser.
+        how: engine, precision, save_every, parallel, log.
     """
     if "," in method:
         raise ValueError("a sweep varies the options of one method; hatrack run compares several")
@@ -75,7 +78,8 @@ def sweep(
         return
     failure = None
     try:
-        run_all(runs, out, device=available(device), **how)
+        with watched(out) if watch else nullcontext():
+            run_all(runs, out, device=available(device), **how)
     except Stopped as error:
         raise Interrupted(str(error)) from error
     except Diverged as error:  # the others have their records

@@ -11,6 +11,7 @@ from hatrack.cli.values import DEVICES, check_device, convert, show
 from hatrack.engine.choice import ENGINES, PAYS, PRECISIONS
 from hatrack.options import Parameter, choose
 from hatrack.registry import Registry
+from hatrack.tracking.trackers import TRACKERS
 
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 ENGINE = (
@@ -23,6 +24,7 @@ BUDGET = click.option(
 )
 BUDGET_OF = click.option("--budget-of", metavar="METHOD", default="sgd", help="the method that sets the budget [sgd]")
 KEEP_MODEL = click.Option(["--keep-model"], is_flag=True, help="save the model beside the record, as NAME.safetensors")
+WATCH = click.Option(["--watch"], is_flag=True, help="show the runs in the browser while they go on: see hatrack watch")
 method_option = click.option(
     "--method", metavar="MODULE:CLASS", default="", help="the class of the model's method, if it is one of your own"
 )
@@ -86,6 +88,7 @@ def _choice(kind: str, choices: Iterable[str], check: Callable[[str], Any], defa
 def how_to_run() -> list[click.Option]:
     """Return the options that decide how runs are carried out, and nothing of their outcome."""
     return [
+        log_option(),
         device_option(),
         _choice("engine", ENGINES, lambda name: choose("engine", name, ENGINES), "auto", ENGINE),
         _choice(
@@ -107,6 +110,18 @@ def how_to_run() -> list[click.Option]:
             callback=lambda _, __, count: _at_least_one(count),
         ),
     ]
+
+
+def log_option() -> click.Option:
+    """Return the option that decides where the results of every epoch go."""
+    return click.Option(
+        ["--log"],
+        multiple=True,
+        metavar="NAME",
+        help="send every epoch to tensorboard (files in OUT/tensorboard) or wandb; once for each",
+        callback=lambda _, __, names: tuple(choose("log", name, TRACKERS) for name in names),
+        shell_complete=beginning(TRACKERS),
+    )
 
 
 def device_option() -> click.Option:

@@ -6,9 +6,8 @@ import click
 
 from hatrack.cli.group import imported_when_called
 from hatrack.cli.options import BUDGET, BUDGET_OF, FOLDER
-from hatrack.text import say
 
-_report = imported_when_called("hatrack.reporting.report:report")
+_report = imported_when_called("hatrack.cli.reporting:make_report")
 
 
 @click.command()
@@ -20,4 +19,4 @@ def command(folder: Path, out: Path | None, budget: str | None, budget_of: str) 
     """Make a page, figures and a table of the records in FOLDER."""
     if not folder.is_dir():
         raise ValueError(f"no folder {str(folder)!r}; hatrack run ... --out {folder} would make one")
-    say(f"wrote {_report(folder, out, budget=budget, budget_of=budget_of)}")
+    _report(folder, out, budget=budget, budget_of=budget_of)

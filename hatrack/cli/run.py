@@ -9,7 +9,7 @@ import click
 
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.cli.group import imported_when_called
-from hatrack.cli.options import FOLDER, KEEP_MODEL, flag, from_parameter, how_to_run, named, own_methods
+from hatrack.cli.options import FOLDER, KEEP_MODEL, WATCH, flag, from_parameter, how_to_run, named, own_methods
 from hatrack.experiments.spec import Run
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
@@ -142,7 +142,8 @@ class RunCommand(click.Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the names and all the options."""
         if ctx.meta.get(REPEATS):
-            return [FROM, own_methods(), *how_to_run(), *filter(None, [self.get_help_option(ctx)])]
+            how = [option for option in how_to_run() if option.name != "log"]  # nothing of a repeated run is kept
+            return [FROM, own_methods(), *how, *filter(None, [self.get_help_option(ctx)])]
         return [*super().get_params(ctx), *(option for part in self.sections(ctx) for option in part.options)]
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -223,6 +224,7 @@ FIXED = [
     ),
     click.Option(["--dry-run"], is_flag=True, help="run nothing; list what would run and what it would cost"),
     FROM,
+    WATCH,
     *how_to_run(),
 ]
 HELP = click.Option(["-h", "--help"])  # a name that no method may use

@@ -11,16 +11,14 @@ import torch
 from hatrack.engine.choice import Engine, Precision
 from hatrack.engine.interleaving import run_interleaved
 from hatrack.engine.precision import precision_scope
-from hatrack.experiments.progress import Display, describe
+from hatrack.experiments.progress import Display, RunStatus
 from hatrack.experiments.record import Record
 from hatrack.experiments.run import Run, folder_of, run
 from hatrack.experiments.signals import stop_by_signal
 from hatrack.experiments.worker_pool import Outcome, WorkerPool
 from hatrack.methods.divergence import Diverged
+from hatrack.tracking.lines import Line
 from hatrack.training.checkpoint import Stopped, stopping
-from hatrack.training.progress import ProgressEvent
-
-Show = Callable[[float, str], None]  # how much of a run is done, and a line that says where it stands
 
 
 def run_all(
@@ -36,6 +34,7 @@ def run_all(
     keep_model: bool = False,
     keep_each: bool = False,
     notes: Mapping[str, Mapping[str, Any]] | None = None,
+    log: Sequence[str] = (),
 ) -> list[Record]:
     """Carry out runs, in sequence or in parallel, with progress on a terminal.
 
@@ -53,20 +52,21 @@ def run_all(
         keep_model: save the model of every run beside its record.
         keep_each: save the model of every run after each of its tasks, beside its record.
         notes: how the options of runs were chosen, by their names, for the field `tuned` of new records.
+        log: the names of trackers that are given every epoch: "tensorboard", "wandb".
 
     Returns:
         The records in the order of the runs.
     """
     how = {"out": out, "again": again, "device": device, "engine": engine, "precision": precision, "save_every": save_every}
-    how |= {"keep_model": keep_model, "keep_each": keep_each}
+    how |= {"keep_model": keep_model, "keep_each": keep_each, "log": tuple(log)}
     notes = notes or {}
     names = [spec.name for spec in runs]
     todo, found = dict(zip(names, runs, strict=True)), dict[str, Outcome]()
     again_for_models = again or keep_model or keep_each  # at most
     workers = min(parallel, sum(again_for_models or not folder_of(spec, out).done for spec in todo.values()))
-    with stop_by_signal(), Display(len(todo)) as display:
+    with stop_by_signal(), Display(len(todo), workers) as display:
         work = [
-            partial(_one, name, spec, {**how, "tuned": notes.get(name)}, partial(display.show, number), found)
+            partial(_one, name, spec, {**how, "tuned": notes.get(name)}, display, number, found)
             for number, (name, spec) in enumerate(todo.items())
         ]
         try:
@@ -95,15 +95,22 @@ def _records(outcomes: Sequence[Outcome], out: Path) -> list[Record]:
     return records
 
 
-def _one(name: str, spec: Run, how: Mapping[str, Any], show: Show, found: dict[str, Outcome]) -> None:
-    def progress(event: ProgressEvent) -> None:
-        show(*describe(spec, event))
+def _one(name: str, spec: Run, how: Mapping[str, Any], display: Display, number: int, found: dict[str, Outcome]) -> None:
+    status = RunStatus()
+
+    def show(line: Line) -> None:
+        done, text, left = status(line)
+        if line["kind"] == "end":
+            return
+        display.show(number, done, text, left)
+        if line["kind"] == "run":
+            display.begin(number, done)
 
     try:
-        found[name] = run(spec, **how, progress=progress)
+        found[name] = run(spec, **{**how, "log": (*how["log"], show)})
     except Diverged as error:
         found[name] = Diverged(str(error))  # its traceback would hold the whole run in memory
-    show(1.0, "")
+    display.show(number, 1.0, "")
 
 
 def _in_threads(work: Sequence[Callable[[], None]], device: torch.device, workers: int) -> None:

@@ -25,6 +25,7 @@ from hatrack.networks.network import Network
 from hatrack.seeds import derive
 from hatrack.tasks.device import to_device
 from hatrack.tasks.task import Task
+from hatrack.tracking.log import EpochLog
 from hatrack.training.checkpoint import Stopped, stopping
 from hatrack.training.fit_loop import FitLoop
 from hatrack.training.progress import Progress, ProgressEvent
@@ -73,6 +74,7 @@ def pretrained_trunk(
     device: torch.device | str,
     engine: Engine,
     progress: Progress | None,
+    log: EpochLog | None = None,
 ) -> Pretrained:
     """Return the pretrained trunk of a run: from the run's folder if the run is continued, else trained now.
 
@@ -82,13 +84,14 @@ def pretrained_trunk(
         first: the task of the pretraining.
         folder: the files of the run; None to keep nothing.
         device, engine, progress: as in `run`.
+        log: takes a line after every epoch, for task -1.
     """
     trunk = build_trunk(spec, tasks)
     result = load(folder.path, spec, trunk) if folder else None
     if result is None:
         trained = build_trunk(spec, tasks)
         show = (lambda event: progress(event._replace(tasks=len(tasks)))) if progress else None
-        result = pretrain(spec, trained, first, device=device, engine=engine, progress=show)
+        result = pretrain(spec, trained, first, device=device, engine=engine, progress=show, log=log)
         trunk.load_state_dict(trained.state_dict())
         if folder:
             folder.checkpointer.make_folder()
@@ -97,7 +100,14 @@ def pretrained_trunk(
 
 
 def pretrain(
-    spec: Run, trunk: nn.Module, task: Task, *, device: torch.device | str, engine: Engine, progress: Progress | None
+    spec: Run,
+    trunk: nn.Module,
+    task: Task,
+    *,
+    device: torch.device | str,
+    engine: Engine,
+    progress: Progress | None,
+    log: EpochLog | None = None,
 ) -> Pretraining:
     """Train a trunk on a task by plain SGD and the regime of a run.
 
@@ -108,6 +118,7 @@ def pretrain(
         device: where to train.
         engine: how steps run.
         progress: called after every epoch; its event has the task number -1.
+        log: takes a line after every epoch, for task -1.
 
     Returns:
         The number of epochs and the accuracy on validation data.
@@ -120,6 +131,8 @@ def pretrain(
         regime = replace(regime, epochs=spec.pretrain_epochs, steps=0)
 
     def show(event: ProgressEvent) -> None:
+        if log:
+            log.epoch(-1, 0, event.regime.epochs, event.result)
         if progress:
             progress(event._replace(task=replace(task, index=-1)))
 

@@ -3,8 +3,9 @@
 import math
 import platform
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, T
 from hatrack.experiments.resources import EnergyMeter, costs_of
 from hatrack.experiments.routing import fit_and_route
 from hatrack.experiments.run_folder import RunFolder, unfinished
+from hatrack.experiments.run_log import end_log, open_log, restore_lines
 from hatrack.experiments.spec import Run as Run
 from hatrack.files.atomic import is_plain
 from hatrack.inspection.measuring import CapacityCurve, capacity
@@ -38,6 +40,7 @@ from hatrack.tasks.split import Split
 from hatrack.tasks.targets import other_score
 from hatrack.tasks.task import Task
 from hatrack.text import printable, shorten
+from hatrack.tracking.trackers import Log, make_trackers
 from hatrack.training.checkpoint import Stopped, stopping
 from hatrack.training.progress import Progress
 from hatrack.training.saving import save
@@ -61,6 +64,7 @@ def run(
     progress: Progress | None = None,
     after_task: AfterTask | None = None,
     tuned: Mapping[str, Any] | None = None,
+    log: Log | Sequence[Log] | None = None,
 ) -> Record:
     """Carry out a run, or continue it where it was stopped.
 
@@ -80,6 +84,8 @@ def run(
             task; what it raises ends the run.
         tuned: how the options were chosen, for the field `tuned` of a new record. A record that is there already keeps its
             own, and a run that is continued the one that it began with.
+        log: where the results of every epoch go, as in `Trainer`: "tensorboard", "wandb", a function, a list of these. It is
+            no part of the run: name and record are the same without it.
 
     Returns:
         The record.
@@ -91,6 +97,7 @@ def run(
     """
     check_arguments(spec, out, device, save_every, progress, after_task)
     check_note(tuned)
+    trackers = make_trackers(log, None if out is None else Path(out), spec.name)
     choose_engine(engine, torch.device(device).type, 0)  # an error now if it can't be had
     check_precision(precision, torch.device(device))
     folder = None if out is None else folder_of(spec, Path(out), minutes=save_every)
@@ -127,17 +134,21 @@ def run(
                 return Record.load(folder.record)
             keep_model, keep_each = folder.remember_kept(keep_model, keep_each)
             trainer.checkpointer, tuned = folder.checkpointer, folder.keep_note(tuned)
+        trainer.log = open_log(spec, tasks, method, folder, trackers, device, began)
+        open_files.push(partial(end_log, trainer.log))
         ahead = compile_ahead(spec, tasks, method, torch.device(device), precision) if compiles else None
         trainer.wait_for_code = ahead.wait if ahead else None
         try:
             pretrained = None
             if first is not None:
-                pretrained = pretrained_trunk(spec, tasks, first, folder, device=device, engine=engine, progress=progress)
+                pretrained = pretrained_trunk(
+                    spec, tasks, first, folder, device=device, engine=engine, progress=progress, log=trainer.log
+                )
                 method = build_method(spec, tasks, pretrained.trunk, device)
             record = _run(spec, tasks, method, trainer, began, after_task, folder if keep_each else None)
             record.pretraining = pretrained.result if pretrained else None
         except Diverged as error:
-            saved = folder and folder.path.exists() and folder.path
+            saved = folder and folder.has_states and folder.path
             kept = f"; its last good state stays in {saved}; the same command would end so again" if saved else ""
             error.args = (f"{spec.method} seed {spec.seed}, {error}{kept}",)  # one of many, perhaps
             raise
@@ -156,6 +167,7 @@ def run(
                 folder.model.unlink()
             record.models = kept_models(folder.record, len(tasks) if keep_each else 0)
             record.save(folder.path.parent)
+            trainer.log.end("finished")
             folder.remove_states()
     return record
 
@@ -210,6 +222,8 @@ def _run(
     saved = checkpointer.resume(method, trainer) if checkpointer else None
     if saved:
         start, spent = saved["task"], saved["spent"]
+        if trainer.log:
+            restore_lines(trainer.log, trainer.fits, saved)
         rows = {name: saved[name] if name in saved else [[] for _ in range(start)] for name in rows}  # old states lack some
         for task in tasks[:start]:
             if models and not (file := models.task_model(task.index)).exists():
@@ -238,6 +252,8 @@ def _run(
         valids = [learned.valid for learned in tasks[: task.index + 1]]
         scores = iter(Evaluations(method, [*tests, *trains, *valids], wait=wait_for_gpu)())
         rows["tests"].append([next(scores) for _ in tests])
+        if trainer.log:
+            trainer.log.scores(task.index, [accuracy for _, accuracy in rows["tests"][-1]])
         rows["trains"].append([next(scores) for _ in trains])
         rows["valids"].append([score if len(split) else UNKNOWN for score, split in zip(scores, valids, strict=True)])
         if after_task:

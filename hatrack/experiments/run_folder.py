@@ -2,7 +2,8 @@
 
 Beside the record NAME.json lie, until it is there, the folder NAME.part with the saved states and the lock NAME.lock. A file
 `again` in the folder says that the run is to replace the record that it has, a file `keep` which models the run keeps, a
-file `tuned` how its options were chosen, a file `extended` which finished run it goes on from.
+file `tuned` how its options were chosen, a file `extended` which finished run it goes on from. The file `epochs.jsonl` has a
+line for every epoch, see `hatrack.tracking.lines`; nothing of the run depends on it.
 
 Only files that a run made are ever removed, and NAME.part must be a folder, not a link to one: what lies elsewhere, and what
 somebody put there, is left alone.
@@ -21,6 +22,7 @@ from hatrack.experiments.arguments import check_note
 from hatrack.experiments.record_schema import EXTENDED
 from hatrack.files import tensors as tensor_files
 from hatrack.files.atomic import check_own_folder, is_plain, read_bytes, remove_leftovers, target_of, write
+from hatrack.tracking.reader import FILE as LINES
 from hatrack.training.checkpoint import STATE, Checkpointer
 
 AGAIN, KEEP, NOTE, EXTENDS = "again", "keep", "tuned", "extended"
@@ -59,7 +61,7 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self.checkpointer.close()  # before another process may come in
-        if not any(self.files()):
+        if not self.has_states:
             with suppress(OSError):  # where an open file can't be removed, the lock does it by itself
                 Path(self.lock.lock_file).unlink(missing_ok=True)
         self.lock.release()
@@ -72,7 +74,12 @@ class RunFolder:
     def _names(self) -> set[str]:
         """Return the names of files of the run in its folder, also of those that are half written."""
         found = (target_of(file.name) for file in self.path.glob("*"))
-        return {name for name in found if name in (AGAIN, KEEP, NOTE, EXTENDS, TRUNK) or STATE.fullmatch(name)}
+        return {name for name in found if name in (AGAIN, KEEP, NOTE, EXTENDS, TRUNK, LINES) or STATE.fullmatch(name)}
+
+    @property
+    def has_states(self) -> bool:
+        """Whether there is anything to go on from: more than the lines of epochs."""
+        return any(file.name != LINES for file in self.files())
 
     @property
     def done(self) -> bool:
@@ -87,6 +94,11 @@ class RunFolder:
                 return ""
         except ValueError as error:
             return str(error)
+
+    @property
+    def lines(self) -> Path:
+        """The file with a line for every epoch."""
+        return self.path / LINES
 
     def task_model(self, number: int) -> Path:
         """Return the file of the model after the task with this number, which counts from 0."""
@@ -186,7 +198,7 @@ def unfinished(folder: Path) -> Iterator[RunFolder]:
         files = [
             file
             for file in RunFolder(part, {}).files()
-            if not file.name.startswith("fit-") and file.name not in (NOTE, EXTENDS)
+            if not file.name.startswith("fit-") and file.name not in (NOTE, EXTENDS, LINES)
         ]
         spec = next((spec for file in files if (spec := _spec_in(file))), {})
         if files and not (found := RunFolder(part, spec)).done:

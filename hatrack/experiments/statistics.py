@@ -8,6 +8,7 @@ chance that any of them is called better is at most 5 %.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -117,9 +118,15 @@ def bootstrap_interval(differences: Differences) -> tuple[float, float]:
     """Return the 95 % confidence interval of the mean by resampling, the same for the same differences."""
     if len(differences) < 2:
         return math.nan, math.nan
-    drawn = np.random.default_rng(0).integers(0, len(differences), (DRAWS, len(differences)))
+    drawn = _draws(len(differences))
     low, high = np.quantile(differences[drawn].mean(1), [LEVEL / 2, 1 - LEVEL / 2])
     return float(low), float(high)
+
+
+@lru_cache(maxsize=8)
+def _draws(count: int) -> NDArray[np.int64]:
+    """Return the draws of the bootstrap, the same for every pair with so many seeds."""
+    return np.random.default_rng(0).integers(0, count, (DRAWS, count))
 
 
 def _mean_and_error(differences: Differences) -> tuple[float, float]:

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from hatrack.experiments.progress import Display, describe
+from hatrack.experiments.progress import Display, RunStatus
 from hatrack.experiments.record import Record
 from hatrack.experiments.run import Run, run
 from hatrack.methods.divergence import Diverged
 from hatrack.text import one_line
+from hatrack.tracking.lines import Line
 from hatrack.training.checkpoint import Stopped, stopping
-from hatrack.training.progress import ProgressEvent
 
 POLL = 0.2  # seconds between two looks whether the workers are to stop
 Outcome = Record | Diverged
@@ -80,7 +80,7 @@ class WorkerPool:
         context = multiprocessing.get_context("spawn")
         mine, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, threads))
-        with _without_ctrl_c():
+        with without_ctrl_c():
             process.start()
         theirs.close()
         self.workers[mine] = process
@@ -109,7 +109,10 @@ class WorkerPool:
                 self.errors.append(OSError("a run's process was killed; too little memory? Try a smaller --parallel"))
             return
         if isinstance(message, tuple):
-            self.display.show(self.numbers[name], *message)
+            begins, done, text, left = message
+            self.display.show(self.numbers[name], done, text, left)
+            if begins:
+                self.display.begin(self.numbers[name], done)
             return
         if isinstance(message, Outcome):
             self.found[name] = message
@@ -120,7 +123,7 @@ class WorkerPool:
 
 
 @contextmanager
-def _without_ctrl_c() -> Iterator[None]:
+def without_ctrl_c() -> Iterator[None]:
     """Within it, processes are started that never see Ctrl-C, not even before their first line."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -148,12 +151,16 @@ def _work(pipe: Any, threads: int) -> None:
 
 
 def _result(pipe: Any, name: str, spec: Run, how: Mapping[str, Any]) -> Record | BaseException:
-    def progress(event: ProgressEvent) -> None:
+    status = RunStatus()
+
+    def show(line: Line) -> None:
         with suppress(OSError):
-            pipe.send((name, describe(spec, event)))
+            message = (line["kind"] == "run", *status(line))
+            if line["kind"] != "end":
+                pipe.send((name, message))
 
     try:
-        return run(spec, **how, progress=progress)
+        return run(spec, **{**how, "log": (*how["log"], show)})
     except BaseException as error:
         error.add_note(traceback.format_exc())  # a traceback itself does not go through a pipe
         return error

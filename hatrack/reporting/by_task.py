@@ -44,10 +44,14 @@ MEASURED = ("average_accuracy", "forgetting_ratio", "when_learned", "at_the_end"
 
 def by_task(setting: Setting) -> list[ByTask]:
     """Return the measures of every method after every number of tasks, in the order of the ranking."""
-    return [
-        ByTask(row.label, len(row.seeds), row.reference, *_measured(setting, setting.methods[row.label]))
-        for row in ranking(setting)
-    ]
+    found: list[ByTask] | None = setting.kept.get("by_task")
+    if found is None:
+        found = [
+            ByTask(row.label, len(row.seeds), row.reference, *_measured(setting, setting.methods[row.label]))
+            for row in ranking(setting)
+        ]
+        setting.kept["by_task"] = found
+    return found
 
 
 def _measured(setting: Setting, records: list[Record]) -> list[Values]:

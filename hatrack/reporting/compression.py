@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import NamedTuple
 
 from matplotlib import style
@@ -15,12 +16,11 @@ from rich.text import Text
 
 from hatrack.experiments.record import Record
 from hatrack.reporting.drawing import MARKERS, MUTED, PALETTE, STYLE, Drawing, render
-from hatrack.reporting.elements import escaped, table
 from hatrack.reporting.measures import MISSING, Measure, format_number, format_std, mean_std, measure_of
 from hatrack.reporting.page import POLICY
 from hatrack.reporting.page import STYLE as PAGE_STYLE
 from hatrack.reporting.tables import label
-from hatrack.text import is_percent
+from hatrack.text import is_percent, printable
 
 QUOTED = (  # by HAT's authors, section 4.5; sizes in % of the weights
     "quoted by Serrà et al. 2018, not measured here: PackNet keeps 25 or 50 % of the weights; DEN 18 % on MNIST and 52 % on "
@@ -172,6 +172,11 @@ def _quoted(axes: Axes) -> None:
             axes.axvline(100 * share, color=MUTED, linestyle=line, linewidth=1, label=name if number == 0 else None)
 
 
+def escaped(text: object) -> str:
+    """Return a name from a record as text that HTML cannot take for a tag."""
+    return escape(printable(text))
+
+
 def compression_page(found: Compression, drawing: Drawing) -> str:
     """Return a page with the table and the figure that loads no other file and runs no script."""
     heads = [f'<th scope="col">{escaped(name)}</th>' for name in _columns(found.score)]
@@ -188,7 +193,9 @@ def compression_page(found: Compression, drawing: Drawing) -> str:
         f"<header><p>hatrack compress</p><h1>{escaped(found.title)}</h1></header>\n<main>",
         "<p>Mean ± standard deviation over seeds. The weights are those of the trunk; the epoch that is kept is the best on "
         "validation data.</p>",
-        table(heads, ["<tbody>", *body, "</tbody>"], "ranking"),
+        f'<div class="scroll"><table class="ranking">\n<thead><tr>{"".join(heads)}</tr></thead>\n<tbody>',
+        *body,
+        "</tbody>\n</table></div>",
         f"<p>{escaped(' '.join(QUOTED))}</p>",
         f"<figure>{drawing.svg}</figure>",
         "</main>\n</body>\n</html>\n",

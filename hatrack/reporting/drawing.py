@@ -8,16 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from hatrack.experiments.metrics import Matrix
-from hatrack.methods import METHODS
-from hatrack.reporting.references import REFERENCES
+from hatrack.reporting.looks import DASHES, Look, look
+from hatrack.reporting.looks import MARKERS as MARKER_NAMES
 from hatrack.reporting.tables import Setting
-from hatrack.text import is_percent, shorten
+from hatrack.text import is_percent
 
 TEXT, MUTED, GRID = "#1f2933", "#52606d", "#dde3e9"
 PALETTE = ("#D55E00", "#009E73", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9")  # of Okabe and Ito, for colour-blind readers
@@ -58,7 +56,7 @@ class LineStyle(NamedTuple):
 class Drawing:
     """A rendered figure."""
 
-    kind: str  # accuracy, ratio, tasks, matrix, capacity, training or watched
+    kind: str  # of a recipe's plot, or "compression"
     label: str  # of the method; empty if the figure shows all methods
     name: str  # of the file, without its ending
     svg: str  # empty for a matrix: the page shows it as a table
@@ -97,35 +95,34 @@ def scale_for(score: str, values: Matrix) -> Scale:
     return Scale(low, high if high > low else low + 1, percent=False)
 
 
-def accuracy_panel(label: str, height: float, scale: Scale) -> tuple[Figure, Axes]:
-    """Return one of several small figures of the same size and scale."""
-    low, high, factor = scale.low, scale.high, scale.factor
-    figure = Figure(figsize=(2.9, height))
-    figure.subplots_adjust(left=0.135, right=0.965, bottom=0.48 / height, top=1 - 0.32 / height)
-    axes = figure.add_subplot()
-    axes.set_ylim(factor * low, factor * high + 0.06 * factor * (high - low))  # space for the markers at the top
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=scale.percent))
-    axes.tick_params(labelsize=10, length=0)
-    axes.set_title(shorten(label, 32), loc="left", fontsize=11, x=-0.13, pad=8)
-    axes.xaxis.label.set_fontsize(10)
-    return figure, axes
-
-
 def round_down(values: Matrix) -> float:
     """Return the lowest of the values, rounded down to tenths, at most 0.9."""
     return float(np.clip(np.floor(10 * np.nanmin(values)) / 10, 0, 0.9)) if np.isfinite(values).any() else 0.0
 
 
-def line_styles(settings: list[Setting]) -> dict[str, LineStyle]:
-    """Return a style for every method by its label; a method has the same style everywhere on the page."""
-    order = list(METHODS)
+def looks_of(settings: list[Setting]) -> dict[str, Look]:
+    """Return how every method is drawn by its label, the same in all figures; see `looks.py`.
+
+    Of several variants of a method, the one without options has the method's own colour and marker.
+    """
     methods = {name: records[0].spec.method for s in settings for name, records in s.methods.items()}
-    names = sorted(methods, key=lambda name: (order.index(methods[name]) if methods[name] in order else len(order), name))
-    result = {name: LineStyle(TEXT if methods[name] == "joint" else "#7b8794", ":", "") for name in names}
-    for k, name in enumerate(name for name in names if methods[name] not in REFERENCES):
-        line = LINES[k // len(PALETTE) % len(LINES)]
-        result[name] = LineStyle(PALETTE[k % len(PALETTE)], line, MARKERS[k % len(MARKERS)])
+    counts: dict[str, int] = {}
+    result = {}
+    for name in sorted(methods, key=lambda name: (methods[name], name != methods[name], name)):
+        number = counts.get(methods[name], 0)
+        counts[methods[name]] = number + 1
+        result[name] = look(methods[name], number)
     return result
+
+
+def line_style(one: Look) -> LineStyle:
+    """Return the style of a line in a figure of matplotlib."""
+    return LineStyle(one.colour, DASHES[one.dash], MARKER_NAMES.get(one.marker, ""))
+
+
+def line_styles(settings: list[Setting]) -> dict[str, LineStyle]:
+    """Return the styles of lines in figures of matplotlib, by the labels of the methods."""
+    return {name: line_style(one) for name, one in looks_of(settings).items()}
 
 
 def task_colours(count: int) -> list[str]:

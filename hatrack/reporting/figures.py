@@ -1,7 +1,7 @@
 """The figures of a setting: the accuracy of every method as one task after another is learned."""
 
+import io
 import warnings
-from collections.abc import Callable, Iterator
 
 import numpy as np
 from matplotlib import style
@@ -12,74 +12,44 @@ from matplotlib.ticker import MaxNLocator
 from hatrack.experiments import metrics
 from hatrack.experiments.metrics import Matrix
 from hatrack.experiments.record import Record
-from hatrack.reporting.capacity import capacity_panel
-from hatrack.reporting.curves import training_curves, watched_tasks
 from hatrack.reporting.drawing import (
     MUTED,
     STYLE,
-    Drawing,
     LineStyle,
     Scale,
-    accuracy_panel,
     cell_colours,
-    render,
+    inline_svg,
+    line_style,
     scale_for,
-    slugs,
-    task_colours,
-    text_colour,
 )
-from hatrack.reporting.references import REFERENCES, complete, counted_accuracy
-from hatrack.reporting.tables import Setting, ranking, ratios
+from hatrack.reporting.looks import Look
+from hatrack.reporting.references import counted_accuracy
+from hatrack.reporting.tables import Setting
 from hatrack.text import is_percent, shorten
 
 MAX_LETTERS = 26  # of a name beside a line
 MAX_TASKS = 20  # in a matrix; of a longer sequence, evenly spaced tasks are shown
 
 
-def draw(setting: Setting, prefix: str, styles: dict[str, LineStyle]) -> list[Drawing]:
-    """Return all figures of a setting; their file names start with `prefix`."""
+def static_lines(setting: Setting, name: str, looks: dict[str, Look]) -> str:
+    """Return the average accuracy after every number of tasks as an SVG element, for readers without script."""
     with style.context(["default", STYLE]), warnings.catch_warnings():  # independent of the user's own matplotlib style
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # names in scripts that the PNG's font lacks
-        return list(_figures(setting, prefix, styles))
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # names in scripts that the font lacks
+        figure = accuracy_lines(setting, {key: line_style(one) for key, one in looks.items()})
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    return inline_svg(out.getvalue(), name, f"Average {setting.score} on the tasks so far against tasks learned")
 
 
-def _figures(setting: Setting, prefix: str, styles: dict[str, LineStyle]) -> Iterator[Drawing]:
-    order = [row.label for row in ranking(setting)]
-    factor, score = (100 if is_percent(setting.score) else 1), setting.score
+def accuracy_lines(setting: Setting, styles: dict[str, LineStyle]) -> Figure:
+    """Draw the average accuracy of every method after every number of tasks."""
+    factor = 100 if is_percent(setting.score) else 1
     accuracy = {
-        name: [factor * metrics.average_accuracies(counted_accuracy(record)) for record in setting.methods[name]]
-        for name in order
+        row.label: [factor * metrics.average_accuracies(counted_accuracy(record)) for record in setting.methods[row.label]]
+        for row in setting.rows
     }
-    figure = draw_lines(
-        _without_distant_guessing(setting, accuracy), styles, axis_title(setting, "average {score}"), least=0.04 * factor
-    )
-    yield render("accuracy", "", f"{prefix}-accuracy", figure, f"Average {score} on the tasks so far against tasks learned")
-    if ratio := _ratios(setting, order):
-        lines = _without_distant_guessing(setting, ratio)
-        figure = draw_lines(lines, styles, "forgetting ratio ρ≤t", least=0.04)  # noqa: RUF001
-        yield render("ratio", "", f"{prefix}-forgetting-ratio", figure, "Forgetting ratio against tasks learned")
-    panels: dict[str, tuple[Callable[[Setting, str], Figure | None], str]] = {
-        "tasks": (_tasks, f"the {score} on every task as further tasks are learned"),
-        "matrix": (_matrix, f"{score} on every task after learning each task"),
-        "capacity": (capacity_panel, "what each task uses of the weights"),
-        "training": (training_curves, f"validation {score} in every epoch"),
-        "watched": (watched_tasks, f"{score} on every task after each epoch"),
-    }
-    for kind, (panel, what) in panels.items():
-        for name, file in zip(order, slugs(order), strict=True):
-            if kind == "tasks" and (_is_random(setting, name) or not complete(setting.methods[name][0])):
-                continue  # only flat lines, far below all others; or lines with gaps
-            if drawn := panel(setting, name):
-                yield render(kind, name, f"{prefix}-{kind}-{file}", drawn, f"{name}: {what}")
-
-
-def _ratios(setting: Setting, order: list[str]) -> dict[str, list[Matrix]]:
-    """Return the forgetting ratios of the methods that have any; empty if only the references have."""
-    found = {name: [ratios(setting, record) for record in setting.methods[name]] for name in order}
-    lines = {name: [line for line in group if line is not None] for name, group in found.items()}
-    lines = {name: group for name, group in lines.items() if np.isfinite(group).any()}
-    ranked = [name for name in lines if setting.methods[name][0].spec.method not in REFERENCES]
-    return lines if ranked else {}
+    lines = _without_distant_guessing(setting, accuracy)
+    return draw_lines(lines, styles, axis_title(setting, "average {score}"), least=0.04 * factor)
 
 
 def _is_random(setting: Setting, label: str) -> bool:
@@ -173,22 +143,6 @@ def move_apart(heights: list[float], gap: float, top: float) -> list[float]:
     return [min(level, highest) + k * gap for k, level in enumerate(levels)]
 
 
-def _tasks(setting: Setting, label: str) -> Figure:
-    """Draw a line per task, from when it was learned to the end; it starts with the number of the task."""
-    scale = scale_of(setting)
-    values = scale.factor * mean_matrix(setting.methods[label])
-    figure, axes = accuracy_panel(label, 2.2, scale)
-    _count_tasks(axes, len(values))
-    every = max(1, round(len(values) / 10))  # with many tasks, only some numbers are written
-    for k, colour in enumerate(task_colours(len(values))):
-        axes.plot(np.arange(k, len(values)) + 1, values[k:, k], color=colour, linewidth=1.6)
-        if k % every == 0:
-            axes.plot(k + 1, values[k, k], "o", color=colour, markersize=10.5, zorder=3)
-            axes.text(k + 1, values[k, k], str(k + 1), color=text_colour(colour), fontsize=7.5, ha="center",
-                      va="center_baseline", zorder=4)  # fmt: skip
-    return figure
-
-
 def mean_matrix(records: list[Record]) -> Matrix:
     """Return the accuracy matrix, averaged over seeds."""
     return np.mean([counted_accuracy(record) for record in records], axis=0)  # type: ignore[no-any-return]
@@ -212,7 +166,7 @@ def shown_tasks(tasks: int) -> list[int]:
     return sorted({round(k) for k in np.linspace(0, tasks - 1, min(tasks, MAX_TASKS))})
 
 
-def _matrix(setting: Setting, label: str) -> Figure:
+def matrix_figure(setting: Setting, label: str) -> Figure:
     """Draw the accuracy matrix as a heat map."""
     shown, scale = shown_tasks(len(setting.tasks)), scale_of(setting)
     values = mean_matrix(setting.methods[label])[np.ix_(shown, shown)]

@@ -1,19 +1,20 @@
-"""A report: a page, figures and a table, made from the records in a folder and from nothing else."""
+"""A report: a page and tables, made from the records in a folder and from nothing else."""
 
+import os
 from pathlib import Path
+from urllib.parse import quote
 
 from hatrack.experiments.records import records
 from hatrack.files.atomic import writable, write
 from hatrack.reporting.budget import parse_budget, within_budget
 from hatrack.reporting.by_task import by_task_csv
-from hatrack.reporting.drawing import line_styles, slugs
-from hatrack.reporting.figures import draw
-from hatrack.reporting.page import page
+from hatrack.reporting.collect import collect_settings
+from hatrack.reporting.page import render_page
 from hatrack.reporting.tables import csv_text, settings
 
 
 def report(folder: Path | str, out: Path | str | None = None, *, budget: str | None = None, budget_of: str = "sgd") -> Path:
-    """Write report.html, table.csv, by_task.csv and figures/*.png for the records in a folder.
+    """Write report.html, table.csv and by_task.csv for the records in a folder.
 
     The same records give the same bytes, so that a report can be made again on any machine.
 
@@ -38,15 +39,27 @@ def report(folder: Path | str, out: Path | str | None = None, *, budget: str | N
         PosixPath('records/report.html')
     """
     limits = parse_budget(budget, budget_of) if budget else None
+    folder, target = Path(folder), Path(out or folder)
     found = [within_budget(one, limits) if limits else one for one in settings(records(folder))]
-    target = writable(Path(out or folder))
-    styles = line_styles(found)
-    names = slugs([setting.spec.benchmark for setting in found])
-    drawings = [draw(setting, name, styles) for setting, name in zip(found, names, strict=True)]
-    figures = writable(target / "figures")
-    for drawing in (d for group in drawings for d in group):
-        write(figures / f"{drawing.name}.png", drawing.png)
+    writable(target)
     write(target / "table.csv", csv_text(found))
     write(target / "by_task.csv", by_task_csv(found))
-    write(target / "report.html", page(found, drawings, styles))
+    write(
+        target / "report.html", render_page(collect_settings(found, running=unfinished(folder), link=_link(folder, target)))
+    )
     return target / "report.html"
+
+
+def _link(folder: Path, target: Path) -> str:
+    """Return what leads from the page to the records."""
+    path = os.path.relpath(folder, target).replace(os.sep, "/")
+    return "" if path == "." else f"{quote(path)}/"
+
+
+def unfinished(folder: Path) -> list[dict[str, str]]:
+    """Return the runs of a folder that have saved states but no record yet: they were stopped, or go on."""
+    found = sorted(path.stem for path in folder.glob("*.part") if path.is_dir() and not path.with_suffix(".json").exists())
+    return [
+        {"name": name, "status": "stopped", "message": f"or still running; hatrack resume {folder.name} goes on with it"}
+        for name in found
+    ]

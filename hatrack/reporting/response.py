@@ -87,14 +87,24 @@ def response_csv(response: Response) -> str:
 def draw_response(response: Response) -> bytes:
     """Return the picture of the grid as PNG: two coloured tables if two options were varied, else lines with error bars."""
     with style.context(["default", STYLE]):
-        figure = Figure(figsize=(10, 4.2), layout="constrained")
-        panels = figure.subplots(1, len(response.shown))
-        for axes, measure in zip(panels, response.shown, strict=True):
-            (_draw_table if len(response.axes) == 2 else _draw_lines)(axes, response, measure)
-        figure.suptitle(printable(response.title), fontsize=12, x=0.02, ha="left")
         out = io.BytesIO()
-        figure.savefig(out, format="png", metadata={"Software": ""})
+        draw_response_figure(response, (10, 4.2)).savefig(out, format="png", metadata={"Software": ""})
         return out.getvalue()
+
+
+def draw_response_figure(response: Response, size: tuple[float, float]) -> Figure:
+    """Draw the picture of a grid in the style that is in effect.
+
+    Args:
+        response: the records of the grid.
+        size: width and height in inches.
+    """
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1, len(response.shown))
+    for axes, measure in zip(panels, response.shown, strict=True):
+        (_draw_table if len(response.axes) == 2 else _draw_lines)(axes, response, measure)
+    figure.suptitle(printable(response.title), fontsize=12, x=0.02, ha="left")
+    return figure
 
 
 def _draw_lines(axes: Axes, response: Response, measure: Measure) -> None:

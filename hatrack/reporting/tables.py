@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from itertools import chain
 from typing import Any
 
@@ -77,32 +78,61 @@ class Setting:
     left_out: tuple[str, ...] = ()
     outside: tuple[Record, ...] = ()
 
-    @property
+    @cached_property
     def records(self) -> list[Record]:
         """All records, method by method."""
         return [record for group in self.methods.values() for record in group]
+
+    @cached_property
+    def kept(self) -> dict[str, Any]:
+        """What was computed about the setting once, for those who ask again."""
+        return {}
+
+    @cached_property
+    def _places(self) -> dict[tuple[str, int], list[Record]]:
+        """The records by method and seed."""
+        found: dict[tuple[str, int], list[Record]] = {}
+        for record in self.records:
+            found.setdefault((record.spec.method, record.spec.seed), []).append(record)
+        return found
+
+    @cached_property
+    def summaries(self) -> dict[str, dict[str, float]]:
+        """The measures of every record by its name, see `counted_summary`."""
+        return {record.name: counted_summary(record) for record in self.records}
+
+    def at(self, method: str, seed: int) -> list[Record]:
+        """Return the records of a method at a seed, those of all its variants."""
+        return self._places.get((method, seed), [])
+
+    @cached_property
+    def rows(self) -> "list[Row]":
+        """A row per method, the best average accuracy first; the references come last."""
+        rows = [_row(self, name, records) for name, records in self.methods.items()]
+        none = MeanStd(-math.inf, None, 0)
+        return sorted(rows, key=lambda row: (row.reference, -(row.measures["accuracy"] or none).mean, row.label))
 
     @property
     def score(self) -> str:
         """The name of what stands in place of the accuracy, see `Record.score`."""
         return self.records[0].score
 
-    @property
+    @cached_property
     def spec(self) -> Spec:
         """The spec of the first record; the others differ from it in method, method options, seed and what was tuned."""
         return self.records[0].spec.replace(regime=self.common["regime"])
 
-    @property
+    @cached_property
     def seeds(self) -> list[int]:
         """The seeds of all records, in order."""
         return sorted({record.spec.seed for record in self.records})
 
-    @property
+    @cached_property
     def same_tasks(self) -> bool:
         """Whether the tasks have the same names in the same order at every seed."""
         return len({tuple(task.name for task in record.tasks) for record in self.records}) == 1
 
-    @property
+    @cached_property
     def tasks(self) -> list[str]:
         """The names of the tasks, or "task 1", "task 2", ... if the names depend on the seed."""
         tasks = self.records[0].tasks
@@ -110,7 +140,7 @@ class Setting:
 
     def reference(self, method: str, seed: int) -> Record | None:
         """Return the record of a reference at a seed, if there is one; a complete one if there are several."""
-        return next(iter(reference_records(self.records, method, seed)), None)
+        return next(iter(reference_records(self.at(method, seed), method, seed)), None)
 
 
 def option_text(value: object) -> str:
@@ -142,10 +172,15 @@ def tuning_cautions(setting: Setting) -> list[str]:
 def changed_options(record: Record) -> dict[str, str]:
     """Return the options of a record's method that differ from their defaults, and those of its regime that were tuned."""
     method, options = record.spec.method, record.spec.method_options
-    known = parameters(METHODS[method]) if options and method in METHODS else {}  # imports the method, and torch with it
-    defaults = {name: clean(parameter.default) for name, parameter in known.items()}
+    defaults = _method_defaults(method) if options and method in METHODS else {}
     own = {k: option_text(v) for k, v in sorted(options.items()) if k not in defaults or v != defaults[k]}
     return own | {k: option_text(record.spec.regime[k]) for k in untuned(record) if k in record.spec.regime}
+
+
+@cache
+def _method_defaults(method: str) -> dict[str, Any]:
+    """Return the defaults of a method's options. It imports the method, and torch with it."""
+    return {name: clean(parameter.default) for name, parameter in parameters(METHODS[method]).items()}
 
 
 def settings(records: Iterable[Record]) -> list[Setting]:
@@ -171,7 +206,7 @@ def settings(records: Iterable[Record]) -> list[Setting]:
 
 def _titles(common: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the title of every setting: the benchmark, and options that distinguish its settings from each other."""
-    flat = [(one["benchmark"], _flat(one)) for one in common]
+    flat = [(one["benchmark"], flat_table(one)) for one in common]
     by_benchmark: dict[str, list[dict[str, Any]]] = {}
     for benchmark, options in flat:
         by_benchmark.setdefault(benchmark, []).append(options)
@@ -201,7 +236,7 @@ def _distinguishing(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if name in taken]
 
 
-def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+def flat_table(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table of tables as one table."""
     result: dict[str, Any] = {}
     for key, value in table.items():
@@ -212,8 +247,9 @@ def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
 def _by_label(records: list[Record]) -> dict[str, list[Record]]:
     """Return the records of every method, one per seed."""
     groups: dict[str, list[Record]] = {}
-    for record in sorted(records, key=lambda r: (label(r), r.spec.seed, not r.spec.watch_tasks, not r.routed)):
-        group = groups.setdefault(label(record), [])
+    named = [(label(record), record) for record in records]
+    for name, record in sorted(named, key=lambda p: (p[0], p[1].spec.seed, not p[1].spec.watch_tasks, not p[1].routed)):
+        group = groups.setdefault(name, [])
         if not group or group[-1].spec.seed != record.spec.seed:
             group.append(record)
         elif _results(group[-1]) != _results(record):
@@ -231,7 +267,8 @@ def ratios(setting: Setting, record: Record) -> metrics.Matrix | None:
 
     It is None unless both references have a record at the same seed.
     """
-    joint, random = (reference_accuracy(setting.records, name, record.spec.seed) for name in REFERENCES)
+    seed = record.spec.seed
+    joint, random = (reference_accuracy(setting.at(name, seed), name, seed) for name in REFERENCES)
     if joint is None or random is None:
         return None
     return metrics.forgetting_ratios(counted_accuracy(record), joint, random, growing=record.spec.scenario == "class")
@@ -239,7 +276,7 @@ def ratios(setting: Setting, record: Record) -> metrics.Matrix | None:
 
 def intransigence(setting: Setting, record: Record) -> float:
     """Return how much better `independent` learned the tasks at the same seed; nan without a record of it."""
-    records = [*setting.records, *setting.outside]
+    records = [*setting.at("independent", record.spec.seed), *setting.outside]
     independent = reference_accuracy(records, "independent", record.spec.seed)
     return math.nan if independent is None else metrics.intransigence(counted_accuracy(record), independent)
 
@@ -247,7 +284,8 @@ def intransigence(setting: Setting, record: Record) -> float:
 def accuracies(setting: Setting) -> dict[str, dict[int, float]]:
     """Return the average accuracy at the end of every method that is ranked, by seed, in the order of the ranking."""
     ranked = [row.label for row in ranking(setting) if not row.reference]
-    return {name: {r.spec.seed: counted_summary(r)["accuracy"] for r in setting.methods[name]} for name in ranked}
+    values = setting.summaries
+    return {name: {r.spec.seed: values[r.name]["accuracy"] for r in setting.methods[name]} for name in ranked}
 
 
 def missing_references(setting: Setting) -> dict[str, list[int]]:
@@ -258,9 +296,7 @@ def missing_references(setting: Setting) -> dict[str, list[int]]:
 
 def ranking(setting: Setting) -> list[Row]:
     """Return a row per method, the best average accuracy first; the references come last."""
-    rows = [_row(setting, name, records) for name, records in setting.methods.items()]
-    none = MeanStd(-math.inf, None, 0)
-    return sorted(rows, key=lambda row: (row.reference, -(row.measures["accuracy"] or none).mean, row.label))
+    return list(setting.rows)
 
 
 def _row(setting: Setting, name: str, records: list[Record]) -> Row:
@@ -268,7 +304,7 @@ def _row(setting: Setting, name: str, records: list[Record]) -> Row:
     for record in records:
         ratio = ratios(setting, record)
         values = {
-            **counted_summary(record),
+            **setting.summaries[record.name],
             "forgetting_ratio": math.nan if ratio is None else float(ratio[-1]),
             "intransigence": intransigence(setting, record),
             **(record.costs or Costs()).summary,

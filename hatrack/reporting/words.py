@@ -158,23 +158,23 @@ def run_command(spec: Spec, seeds: list[int]) -> str:
     default = BENCHMARKS.entries[spec.benchmark].network if spec.benchmark in BENCHMARKS else None
     words += ["--network", spec.network] if spec.network != default else []
     sources = [
-        (spec.method_options, _defaults(METHODS.get(spec.method)) if spec.method_options else {}),
+        (spec.method_options, defaults_of(METHODS.get(spec.method)) if spec.method_options else {}),
         (spec.written, {name: getattr(Spec, name) for name in RUN_OPTIONS}),
-        (spec.regime, _defaults(Regime)),
-        (spec.benchmark_options, _defaults(BENCHMARKS.get(spec.benchmark))),
-        (spec.network_options, _defaults(_network(spec.network))),
+        (spec.regime, defaults_of(Regime)),
+        (spec.benchmark_options, defaults_of(BENCHMARKS.get(spec.benchmark))),
+        (spec.network_options, defaults_of(network_function(spec.network))),
     ]
     for values, defaults in sources:
         words += _flags(values, defaults)
     return shlex.join([*words, *_seeds(seeds)])
 
 
-def _network(name: str) -> Callable[..., Any] | None:
+def network_function(name: str) -> Callable[..., Any] | None:
     """Return the function that builds a network; None if this version does not know it."""
     return NETWORKS.find(name) if NETWORKS.in_family(name) else NETWORKS.get(name)
 
 
-def _defaults(entry: Callable[..., Any] | None) -> dict[str, Any]:
+def defaults_of(entry: Callable[..., Any] | None) -> dict[str, Any]:
     """Return the defaults of the options of a benchmark, network or regime; empty if this version does not know it."""
     return {name: clean(parameter.default) for name, parameter in parameters(entry).items()} if entry else {}
 

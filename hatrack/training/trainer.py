@@ -28,6 +28,8 @@ from hatrack.tasks.device import to_device
 from hatrack.tasks.targets import check_smoothing
 from hatrack.tasks.task import Task, with_crops
 from hatrack.text import printable
+from hatrack.tracking.log import EpochLog
+from hatrack.tracking.trackers import Log, make_trackers
 from hatrack.training.augmentation import Augment, check_augment
 from hatrack.training.checkpoint import Checkpointer, State
 from hatrack.training.fit_loop import FitLoop, max_steps
@@ -62,6 +64,9 @@ class Trainer:
             a GPU, or a CPU that can); weights and sums stay float32. None leaves it to torch's settings and to autocast.
         augment: what is done to the images of every training step: a function gets and returns a batch of images as the
             network sees them; "crop-flip" is that of the regime. None: what the regime says.
+        log: where the results of every epoch go: "tensorboard" (files in the folder `tensorboard`), "wandb", a
+            `TensorBoard(folder)` or `WandB(project)`, a function that is called with a dict for every epoch and task, or a
+            list of these; for the tasks of one method. It changes nothing of what is learned.
 
     Attributes:
         fits: the result of every fit so far, a `FitResult` each.
@@ -86,6 +91,7 @@ class Trainer:
         watch_tasks: Sequence[Task] = (),
         precision: Precision | None = None,
         augment: Augment = None,
+        log: Log | Sequence[Log] | None = None,
     ) -> None:
         if not isinstance(regime, Regime | None):
             raise ValueError(f"a Trainer takes a Regime, such as Regime(epochs=20), not {regime!r}")
@@ -99,6 +105,7 @@ class Trainer:
         self.progress, self.watch, self.watch_tasks = progress, watch, watch_tasks
         self.precision = None if precision is None else choose("precision", precision, PRECISIONS)
         self.augment = check_augment(augment, self.engine)
+        self.log = None if log is None else EpochLog(trackers=make_trackers(log))  # takes a line after every epoch
         self.checkpointer: Checkpointer | None = None  # saves the state of fits
         self.after_epoch: Callable[[Method, FitResult], None] | None = None  # it may add to what the result has
         self.tasks: Sequence[Task] = ()  # all tasks of the run, if they are known
@@ -233,6 +240,8 @@ class Trainer:
         state `before` it."""
         method, task = loop.method, loop.task
         ended = self._resume(loop, saved) if saved else False
+        if self.log and saved:
+            self.log.restore(task.index, self._number(loop), loop.regime.epochs, loop.result)
         if self.checkpointer:
             loop.after_step = self.checkpointer.after_step
         try:
@@ -244,6 +253,8 @@ class Trainer:
                         loop.result.watched.append([evaluation().accuracy for evaluation in watched])
                     if self.after_epoch:
                         self.after_epoch(method, loop.result)
+                    if self.log:
+                        self.log.epoch(task.index, self._number(loop), loop.regime.epochs, loop.result)
                     show(ProgressEvent(task, len(method.net.classes), loop.regime, loop.result))
         except BaseException as error:
             self.carried[method].fits[task.index] -= 1  # another try sees the same batches
@@ -263,6 +274,10 @@ class Trainer:
                 self.checkpointer.save_fit(loop, ended=True)
         method.eval()
         return loop.result
+
+    def _number(self, loop: FitLoop) -> int:
+        """Return the number of a fit among those of its task."""
+        return self.carried[loop.method].fits[loop.task.index] - 1
 
     def _evaluations(self, method: Method) -> list[Evaluation]:
         """Return the evaluations on the test data of the watched tasks."""
@@ -294,7 +309,9 @@ class Trainer:
         return cancel
 
     def end_task(self, result: LearnResult) -> None:
-        """Print one line about a task that has been learned, where progress is shown: see `TaskObserver`."""
+        """Print one line about a task that has been learned, where progress is shown, and log it: see `TaskObserver`."""
+        if self.log and result.fits:
+            self.log.task(result.fits[-1].task, result.usage)
         console = None if callable(self.progress) or self.progress is False else find_console()
         if console is not None:
             console.print(printable(result), markup=False, highlight=False, soft_wrap=True)

@@ -104,7 +104,7 @@ def test_options_and_their_values_are_completed():
     offered = completed("hatrack", "run", "pmnist", "hat", "--")
     assert {f"--{name.replace('_', '-')}" for name in parameters(Regime)} <= set(offered)
     assert {"--heads", "--init", "--freeze", "--train-examples", "--seeds", "--device", "--no-restore"} <= set(offered)
-    assert completed("hatrack", "run", "pmnist", "hat", "--lr", "1", "--l") == []  # given already
+    assert completed("hatrack", "run", "pmnist", "hat", "--lr", "1", "--l") == ["--log"]  # the other is given already
     assert completed("hatrack", "run", "pmnist", "hat", "--smax", "3", "--optimizer", "a") == ["adam", "adamw"]
     assert completed("hatrack", "run", "pmnist", "hat", "--smax", "") == [], "a value that nothing is known of"
     assert completed("hatrack", "resume", "--engine", "c") == ["compiled"]

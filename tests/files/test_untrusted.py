@@ -31,7 +31,7 @@ from hatrack.reporting.tables import csv_text, settings
 from hatrack.training.checkpoint import FORMAT
 from tests.helpers import archives, mutations
 from tests.helpers.fuzzing import RUN, Outcome, contents, finished, limits, model, own, program, results, stopped
-from tests.helpers.records import Reader, make, save, with_spec
+from tests.helpers.records import Reader, foreign_scripts, make, save, with_spec
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -334,7 +334,8 @@ def test_the_names_of_a_users_tasks_are_escaped(tmp_path, monkeypatch):
     assert program("report", "runs").code == 0
     text = Path("runs/report.html").read_text(encoding="utf-8")
     page = Reader(text)
-    assert not page.tags & {"script", "img"}
+    assert foreign_scripts(text) == []
+    assert "img" not in page.tags
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     cells = [cell for row in page.rows for cell in row]
     assert names[0] in cells
@@ -373,10 +374,12 @@ def test_every_name_of_a_record_is_escaped_everywhere(tmp_path):
     assert (outcome.code, outcome.error) == (0, "")
     text = (tmp_path / "runs" / "report.html").read_text(encoding="utf-8")
     page = Reader(text)
-    assert not page.tags & {"script", "img"}
+    assert foreign_scripts(text) == []
+    assert "img" not in page.tags
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     assert text.count("&lt;img src=x onerror=alert(1)&gt;") > 20
-    assert all(len(path.name) < 200 for path in (tmp_path / "runs" / "figures").iterdir())
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
+        "by_task.csv", "report.html", "table.csv", f"{record.name}.json"}  # fmt: skip
 
 
 def test_no_cell_of_the_table_is_a_formula():
@@ -642,7 +645,8 @@ def test_other_versions_and_other_runs(name, place):
     for words in commands:
         refused(program(*words), path.name, said)
         after = contents(root)
-        assert {file: after.get(file) for file in before} == before
+        kept = [file for file in before if not str(file).endswith("epochs.jsonl")]  # whose lines only grow
+        assert {file: after.get(file) for file in kept} == {file: before[file] for file in kept}
 
 
 def test_unknown_files_among_the_checkpoints_are_ignored(place):

@@ -11,6 +11,7 @@ import numpy as np
 from hatrack.experiments.record import Record, name_of
 from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, TaskInfo
 from hatrack.experiments.run import Run
+from hatrack.reporting.assets import library, scripts
 
 ACCURACY = {  # by method and seed
     ("sgd", 0): [[0.90, 0.20], [0.50, 0.80]],
@@ -63,6 +64,13 @@ def save(folder: Path, records: list[Record]) -> Path:
     return folder
 
 
+def foreign_scripts(text: str) -> list[str]:
+    """Return the scripts of a page that are not files of the package or of its library, nor the data of the charts."""
+    known = {*library(), *scripts()}
+    found = re.findall(r"<script([^>]*)>(.*?)</script", text, flags=re.DOTALL | re.IGNORECASE)
+    return [body for attributes, body in found if body not in known and 'id="data"' not in attributes]
+
+
 @dataclass
 class Element:
     """An element of a page, with all the text inside it."""
@@ -78,7 +86,7 @@ class Reader(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.ids: list[str] = []
-        self.refers: list[str] = re.findall(r"url\(#([^)]*)\)", text)
+        self.refers: list[str] = re.findall(r"url\(#([^)]*)\)", re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL))
         self.tags: set[str] = set()
         self.attributes: list[tuple[str, str]] = []
         self.rows: list[list[str]] = []
@@ -96,7 +104,7 @@ class Reader(HTMLParser):
             self.rows.append([])
         if tag in ("td", "th"):
             self.rows[-1].append("")
-        if tag not in ("meta", "link", "br"):
+        if tag not in ("meta", "link", "br", "input"):
             self.open.append(Element(tag, {name: value or "" for name, value in attrs}))
             self.elements.append(self.open[-1])
 

@@ -1,16 +1,16 @@
-"""Figures over epochs: where the accuracy on every task after each epoch stands, and over which seeds it is a mean."""
+"""Accuracies on every task after each epoch: their order, over which seeds they are a mean, and the page's data of them."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hatrack.experiments.record import Record
-from hatrack.reporting.curves import mean_watched, watched, watched_tasks
-from hatrack.reporting.report import report
+from hatrack.reporting.chart_data import chart_data
+from hatrack.reporting.curves import mean_watched, watched
+from hatrack.reporting.drawing import looks_of
 from hatrack.reporting.tables import settings
-from tests.helpers.records import Reader, make, save, with_spec
+from tests.helpers.records import make, with_spec
 
 
 def watching(seed: int = 0, method: str = "sgd", shift: float = 0.0, epochs: int = 3) -> Record:
@@ -43,28 +43,27 @@ def test_a_mean_over_seeds_of_equal_length() -> None:
     assert uneven[1].endswith("seed 1")
 
 
-def test_lines_of_a_panel() -> None:
+def test_the_data_of_the_page() -> None:
     (setting,) = settings([watching(), make("hat")])
-    figure = watched_tasks(setting, "sgd")
-    assert figure is not None
-    (axes,) = figure.axes
-    lines = [line for line in axes.lines if len(line.get_xdata()) != 2]
-    by_colour: dict[object, list[list[float]]] = {}
-    for line in lines:
-        by_colour.setdefault(line.get_color(), []).append(np.round(line.get_ydata(), 6).tolist())
-    before, after = by_colour[axes.lines[-2].get_color()]
-    assert (before, after) == ([20, 20, 20, 50], [50, 60, 80])
-    borders = [line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2]
-    assert borders == [0.5, 3.5]
-    assert axes.get_ylim()[0] == 10, "the lowest accuracy of a task since it was begun"
-    assert watched_tasks(setting, "hat") is None
+    found = {m["label"]: m for m in chart_data(setting, looks_of([setting]))["methods"]}
+    assert found["hat"]["watched"] is None
+    first, second = found["sgd"]["watched"]["lines"]
+    assert first == [0, 0, [1000, 3000, 9000, 7000, 5000, 5000]]
+    assert second == [1, 3, [2000, 2000, 2000, 5000, 6000, 8000]], "the second task begins after three epochs"
+    curves = found["hat"]["curves"]
+    assert curves == [[[0, 0, 1, [5000, 7000, 6000]], [1, 3, 1, [5000, 7000, 6000]]]]
 
 
-def test_the_page_has_a_panel_per_method(tmp_path: Path) -> None:
-    page = Reader(report(save(tmp_path, [watching(), watching(1), make("hat")])).read_text(encoding="utf-8"))
-    labels = [e.attributes["aria-label"] for e in page.elements if e.tag == "svg"]
-    assert [label.split(":")[0] for label in labels if "after each epoch" in label] == ["sgd"]
-    assert (tmp_path / "figures" / "digits-and-clothes-watched-sgd.png").exists()
+def test_many_epochs_are_thinned_out() -> None:
+    record = make("sgd")
+    points = [record.curves[0].epochs[0]._replace(valid_accuracy=k / 1e5) for k in range(40_000)]
+    long = [replace(curve, epochs=points) for curve in record.curves]
+    (setting,) = settings([replace(record, curves=long)])
+    (method,) = chart_data(setting, looks_of([setting]))["methods"]
+    (task, start, step, values) = method["curves"][0][1]
+    assert (task, start) == (1, 40_000)
+    assert step == 2, "60,000 points for 80,000 epochs"
+    assert values[100] == round(10_000 * 200 / 1e5)
 
 
 def test_a_run_with_and_one_without_are_one_run() -> None:

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from hatrack.experiments.record_parts import Curve, CurvePoint
-from hatrack.reporting.drawing import line_styles
-from hatrack.reporting.page_differences import cautions, differences_part
+from hatrack.reporting.differences import cautions, differences
 from hatrack.reporting.tables import settings
 from tests.helpers.records import in_order, make
 
@@ -15,15 +14,16 @@ def rows(name, *levels):
 
 def test_the_table_of_differences():
     (setting,) = settings([*rows("hat", 0.8, 0.9, 0.7), *rows("sgd", 0.5, 0.61, 0.39)])
-    text = differences_part(setting, line_styles([setting]))
-    assert in_order(text, "hat", "sgd", "30.0", "27.5 to 32.5", "29.0 to 31.0", "3 of 3 seeds", "&lt; 0.001", "ahead")
+    (row,) = differences(setting)["rows"]
+    assert row == ["hat", "sgd", "30.0", "27.5 to 32.5", "29.0 to 31.0", "3 of 3 seeds", "< 0.001", "ahead"]
 
 
 def test_fewer_than_three_seeds():
     (setting,) = settings([*rows("hat", 0.8, 0.9), *rows("sgd", 0.5, 0.61)])
-    assert "too few seeds" in differences_part(setting, line_styles([setting]))
+    assert differences(setting)["rows"][0][-2:] == ["—", "too few seeds"]
     (alone,) = settings(rows("hat", 0.8, 0.9))
-    assert "one method" in differences_part(alone, line_styles([alone]))
+    assert differences(alone)["rows"] == []
+    assert "one method" in differences(alone)["text"]
 
 
 def test_a_method_whose_own_part_had_no_effect():

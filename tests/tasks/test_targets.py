@@ -435,7 +435,7 @@ def test_a_file_of_tasks_of_several_kinds(tmp_path, capsys):
     assert "label accuracy in % or R²" in capsys.readouterr().out
     assert main(["report", str(tmp_path / "runs")]) == 0
     page = (tmp_path / "runs" / "report.html").read_text()
-    assert "R² of &#x27;one&#x27;" in page
+    assert "R² of &#39;one&#39;" in page
     assert ">Average score<" in page
     assert "Average accuracy" not in page
     capsys.readouterr()

@@ -161,7 +161,7 @@ def test_a_stop_waits_for_the_disk(tmp_path, monkeypatch):
                 run(one, tmp_path)
         finally:
             stopping.clear()
-    assert {path.name for path in tmp_path.glob("*.part/*")} == {"task-0.safetensors", "fit-0-0-1.safetensors"}
+    assert {path.name for path in tmp_path.glob("*.part/*.safetensors")} == {"task-0.safetensors", "fit-0-0-1.safetensors"}
     assert_same(run(one, tmp_path), run(one))
 
 

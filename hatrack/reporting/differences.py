@@ -1,12 +1,11 @@
-"""The part of the page that compares methods with each other: which differences are more than noise, and what to doubt."""
+"""Differences between methods: which are more than noise, and what to doubt."""
 
 import math
 from itertools import accumulate
+from typing import Any
 
 from hatrack.experiments.record import Record
 from hatrack.experiments.statistics import FEWEST, Difference, compare, leaders
-from hatrack.reporting.drawing import LineStyle
-from hatrack.reporting.elements import coloured_label, escaped, table
 from hatrack.reporting.measures import MISSING, Measure, format_number, measure_of
 from hatrack.reporting.references import REFERENCES
 from hatrack.reporting.tables import Setting, accuracies, tuning_cautions
@@ -20,40 +19,38 @@ TEXT = (
     "by itself. The p-value is of the paired t-test, corrected after Holm for all pairs: under 0.05 the first is ahead, "
     "otherwise they are tied, which means that no difference is shown."
 )
+TITLES = ("First", "Second", "Difference", "Student", "Resampled", "Ahead in", "p", "Verdict")
 
 
-def differences_part(setting: Setting, styles: dict[str, LineStyle]) -> str:
-    """Return the table of the differences between all pairs of methods, and the cautions."""
-    found = compare(accuracies(setting))
-    notes = "".join(f'<p class="caution">{escaped(text)}</p>' for text in cautions(setting))
-    if not found:
-        return "<p>There is one method only.</p>" + notes
-    titles = ("First", "Second", "Difference", "Student", "Resampled", "Ahead in", "p", "Verdict")
-    heads = [f'<th scope="col">{title}</th>' for title in titles]
-    best = set(leaders(accuracies(setting)))
-    first = sorted(found, key=lambda d: (not best & {d.better, d.other}, -len(d.seeds), d.p, -d.mean))
-    largest = first[:MOST]
-    some = (
-        f" {len(largest)} of {len(found)} pairs are shown, those with the best methods first." if len(found) > MOST else ""
-    )
+def differences(setting: Setting) -> dict[str, Any]:
+    """Return the table of the differences between all pairs of methods, those with the best methods first.
+
+    Returns:
+        "text", "titles" and "rows", each a list of texts; there are no rows if there is one method only.
+    """
+    values = accuracies(setting)
+    found, best = compare(values), set(leaders(values))
+    found.sort(key=lambda d: (not best & {d.better, d.other}, -len(d.seeds), d.p, -d.mean))
     measure = measure_of(setting.score, "accuracy")
-    body = "".join(_row(difference, styles, measure) for difference in largest)
     text = TEXT.format(title=measure.title, unit=", in percentage points" if measure.unit == "%" else "")
-    return f"<p>{text}{some}</p>" + table(heads, [f"<tbody>{body}</tbody>"], "ranking") + notes
+    if len(found) > MOST:
+        text += f" {MOST} of {len(found)} pairs are shown, those with the best methods first."
+    rows = [_row(difference, measure) for difference in found[:MOST]]
+    return {"text": text if rows else "There is one method only.", "titles": TITLES, "rows": rows}
 
 
-def _row(difference: Difference, styles: dict[str, LineStyle], measure: Measure) -> str:
+def _row(difference: Difference, measure: Measure) -> list[str]:
     few = len(difference.seeds) < FEWEST
-    cells = [
+    return [
+        difference.better,
+        difference.other,
         _points(measure, difference.mean),
         _interval(measure, difference.interval),
         _interval(measure, difference.bootstrap),
         f"{difference.wins} of {len(difference.seeds)} seeds",
-        MISSING if few else f"{difference.p:.3f}" if difference.p >= 0.001 else "&lt; 0.001",
+        MISSING if few else f"{difference.p:.3f}" if difference.p >= 0.001 else "< 0.001",
         difference.verdict,
     ]
-    first, second = (coloured_label(name, styles) for name in (difference.better, difference.other))
-    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in (second, *cells))}</tr>\n'
 
 
 def _points(measure: Measure, value: float) -> str:

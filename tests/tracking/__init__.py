@@ -1,0 +1,1 @@
+"""Tests of the lines of runs and of trackers."""

@@ -1,0 +1,1 @@
+"""Tests of what shows runs while they go on."""
