@@ -136,6 +136,13 @@ def flush_names(folder: Path) -> None:
             os.close(handle)
 
 
+def read_names_anew(folder: Path) -> None:
+    """Have the names of files in a folder read from the server, where a network file system keeps a copy of them for a while:
+    opening a folder makes NFS ask whether it has changed."""
+    with suppress(OSError):
+        os.close(os.open(folder, os.O_RDONLY))
+
+
 # Folders
 
 
