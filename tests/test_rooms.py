@@ -10,7 +10,17 @@ PACKAGE = Path(__file__).parent.parent / "hatrack"
 ROOMS = (
     ("options", "seeds", "regime", "registry", "text", "_version"),  # the ground floor, single files
     *(("files",), ("tasks",), ("tracing",), ("networks",), ("datasets",), ("benchmarks",), ("methods",), ("engine",)),
-    *(("training",), ("guard",), ("inspection",), ("experiments",), ("reporting",), ("recipes",), ("cli",), ("__main__",)),
+    *(
+        ("training",),
+        ("guard",),
+        ("inspection",),
+        ("experiments",),
+        ("clusters",),
+        ("reporting",),
+        ("recipes",),
+        ("cli",),
+        ("__main__",),
+    ),
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 LAZY = ("__init__.py", "cli/group.py")  # where our own modules may be imported inside a function

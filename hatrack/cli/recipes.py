@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hatrack.cli.errors import Interrupted
-from hatrack.cli.execute import available
+from hatrack.cli.execute import chosen_device
 from hatrack.cli.values import parse_seeds
 from hatrack.files.atomic import writable
 from hatrack.options import nearest
@@ -56,8 +56,8 @@ def reproduce(
     problems: list[str] = []
     if not page:
         everything = [part for recipe in recipes for part in parts[recipe.name]]
-        how["device"], precision = available(how["device"]), how.pop("precision") or None
-        if quick and how["device"] == "cpu":
+        how["device"], precision = chosen_device(how["device"], how), how.pop("precision") or None
+        if quick and how["device"] == "cpu" and not how["on"] and how["ranks"] == 1:
             how["parallel"] = max(how["parallel"], min(2, os.cpu_count() or 1))  # its runs are too small for several threads
         try:
             problems = carry_out(everything, out, precision, **how)

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from hatrack.cli.group import imported_when_called
-from hatrack.cli.options import FOLDER, how_to_run, named
+from hatrack.cli.options import FOLDER, how_to_run, named, where_to_run
 from hatrack.engine.choice import PRECISIONS
 from hatrack.options import choose
 from hatrack.recipes import RECIPES
@@ -35,7 +35,7 @@ def _how_to_run() -> list[click.Option]:
         help="of matrix products: tf32, float32 or bfloat16 (default: what a part asks for)",
         callback=lambda _, __, name: choose("precision", name, PRECISIONS) if name else "",
     )
-    return [precision if option.name == "precision" else option for option in how_to_run()]
+    return [precision if option.name == "precision" else option for option in (*how_to_run(), *where_to_run())]
 
 
 @click.command(params=[click.Argument(["name"], default="", shell_complete=named(RECIPES)), *OPTIONS, *_how_to_run()])

@@ -94,7 +94,7 @@ class Fleet:
     ) -> None:
         self.todo, self.out, self.how, self.engine, self.show, self.plan = todo, out, dict(how), engine, show, plan
         self.notes, self.shared, self.moves = notes or {}, shared, moves
-        self.each = {"threads": threads, "send": send}
+        self.each: dict[str, Any] = {"threads": threads, "send": send}
         self.again = bool(self.how.pop("again", False))
         self.numbers = {name: number for number, name in enumerate(todo)}
         self.waiting = deque(todo)

@@ -129,5 +129,8 @@ def write_files(folder: RunFolder, files: Mapping[str, bytes], names: list[str] 
 
 def _paths(folder: RunFolder) -> list[Path]:
     place, stem = folder.path.parent, folder.path.stem
-    names = {folder.model.name, *(path.name for path in place.glob("*.task-*.safetensors") if path.name.startswith(f"{stem}."))}
+    names = {
+        folder.model.name,
+        *(path.name for path in place.glob("*.task-*.safetensors") if path.name.startswith(f"{stem}.")),
+    }
     return [*folder.files(), *(place / name for name in sorted(names) if is_plain(place / name))]

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import hatrack
+from hatrack import _version
 from hatrack.clusters.request import Request
 
 MISSING = "--on ray needs Ray, which is not installed: pip install 'hatrack[ray]'"
 LOOPBACK = "127.0.0.1"
+_held: list[Request] = []  # the cluster that this process is connected to by `connected`
 
 
 def load_ray() -> Any:
@@ -26,7 +27,8 @@ def load_ray() -> Any:
 
 @contextmanager
 def connected(request: Request) -> Iterator[Any]:
-    """Within it this process is connected to a cluster. Without an address one is started here, and stopped at the end.
+    """Within it this process is connected to a cluster. Without an address one is started here, and stopped at the end. A block
+    within a block for the same request uses the same cluster.
 
     Args:
         request: the address, and what a run asks for.
@@ -35,24 +37,30 @@ def connected(request: Request) -> Iterator[Any]:
         The module `ray`.
     """
     ray = load_ray()
+    if _held == [request]:  # an outer block has it
+        yield ray
+        return
     if ray.is_initialized():
         raise ValueError("this process is connected to a cluster of Ray already; ray.shutdown() ends that")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": _environment(request)}
+    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if request.address:
             ray.init(address=request.address, **common)
         else:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, num_cpus=os.cpu_count(), **common)
+            with _same_code():
+                here = {"include_dashboard": False, "_node_ip_address": LOOPBACK, "num_cpus": os.cpu_count()}
+                ray.init(address="local", **here, **common)
     except (ConnectionError, TimeoutError, ValueError, RuntimeError) as error:
         said = " ".join(str(error).split())
         where = f"no cluster of Ray can be reached at {request.address}" if request.address else "Ray can't be started here"
         raise ValueError(f"{where}: {said}") from None
     _restore(handlers)  # Ray takes SIGTERM for itself
+    _held[:] = [request]
     try:
         yield ray
     finally:
+        _held.clear()
         ray.shutdown()
         _restore(handlers)
 
@@ -65,12 +73,18 @@ def _restore(handlers: dict[signal.Signals, Any]) -> None:
             return
 
 
-def _environment(request: Request) -> dict[str, Any]:
-    """Return the environment of workers: on this machine the same code, whatever folder it lies in."""
-    if request.address:
-        return {}
-    return {"env_vars": {"PYTHONPATH": os.pathsep.join([str(Path(hatrack.__file__).parent.parent), *_python_path()])}}
-
-
-def _python_path() -> list[str]:
-    return [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+@contextmanager
+def _same_code() -> Iterator[None]:
+    """Within it processes are started that import the same code as this one, whatever folder it lies in."""
+    before = dict(os.environ)
+    paths = [str(Path(_version.__file__).parent.parent), os.getcwd(), before.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        yield
+    finally:
+        for name in ("PYTHONPATH", "RAY_USAGE_STATS_ENABLED"):
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]

@@ -133,4 +133,3 @@ def _open_files() -> int:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2**17)
-

@@ -10,6 +10,10 @@ from hatrack.options import nearest
 ENGINES = {"ray": "Ray, here or at ray:ADDRESS", "slurm": "Slurm, by job arrays"}
 
 
+class Submitted(Exception):  # noqa: N818
+    """Runs were handed to a scheduler, and the command ends before they do."""
+
+
 def _number(low: float) -> Callable[[str, str], float]:
     def read(name: str, text: str) -> float:
         try:
@@ -65,6 +69,7 @@ class Request:
         group: runs per job of Slurm, which run beside each other as --parallel says.
         at_once: jobs of an array at a time.
         account: of Slurm.
+        wait: "yes" to wait for the jobs of Slurm, "no" to hand them over and end.
         cluster: "slurm", or "local" for processes of this machine that stand for jobs.
     """
 
@@ -83,6 +88,7 @@ class Request:
     group: int = 1
     at_once: int = 256
     account: str = ""
+    wait: str = "no"
     cluster: str = "slurm"
 
     @property
@@ -105,11 +111,12 @@ READERS: dict[str, Callable[[str, str], Any]] = {
     "group": _whole(1),
     "at_once": _whole(1),
     "account": _text,
+    "wait": _one_of("no", "yes"),
     "cluster": _one_of("slurm", "local"),
 }
 OWNERS = {
     **dict.fromkeys(("retries", "files", "data"), "ray"),
-    **dict.fromkeys(("partition", "time", "signal", "requeues", "group", "at_once", "account", "cluster"), "slurm"),
+    **dict.fromkeys(("partition", "time", "signal", "requeues", "group", "at_once", "account", "wait", "cluster"), "slurm"),
 }  # the others belong to both
 
 

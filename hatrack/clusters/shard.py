@@ -12,14 +12,14 @@ class Shard(NamedTuple):
 
     Attributes:
         number: which part, from 1.
-        count: how many parts there are.
+        parts: how many parts there are.
     """
 
     number: int
-    count: int
+    parts: int
 
     def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
+        return f"{self.number}/{self.parts}"
 
     def part_of(self, runs: Sequence[Run]) -> list[Run]:
         """Return the runs of this part, in the order of `runs`.
@@ -31,7 +31,7 @@ class Shard(NamedTuple):
             runs: all runs of the command.
         """
         names = sorted({run.name for run in runs})
-        own = set(names[self.number - 1 :: self.count])
+        own = set(names[self.number - 1 :: self.parts])
         return [run for run in runs if run.name in own]
 
 
@@ -39,6 +39,6 @@ def parse_shard(text: str) -> Shard:
     """Return the shard that a text such as "2/8" stands for."""
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
     shard = Shard(int(found[1]), int(found[2])) if found else None
-    if shard is None or not 1 <= shard.number <= shard.count:
+    if shard is None or not 1 <= shard.number <= shard.parts:
         raise ValueError(f"--shard must be a part and their number, from 1/8 to 8/8 for eight processes, not {text!r}")
     return shard

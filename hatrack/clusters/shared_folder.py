@@ -14,7 +14,17 @@ MOUNTS = Path("/proc/self/mountinfo")
 Scope = Literal["machine", "machines", "unknown"]
 ON_DISKS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "ramfs", "overlay", "vfat", "exfat", "ntfs3")
 SHARED = ("nfs4", "ceph", "gpfs", "ocfs2", "gfs2", "fuse.glusterfs", "fuse.ceph", "wekafs", "fuse.juicefs")
-ALONE = ("fuse.sshfs", "fuse.rclone", "fuse.s3fs", "fuse.gcsfuse", "fuse.mount-s3", "9p", "virtiofs", "vboxsf", "fuse.vmhgfs-fuse")
+ALONE = (
+    "fuse.sshfs",
+    "fuse.rclone",
+    "fuse.s3fs",
+    "fuse.gcsfuse",
+    "fuse.mount-s3",
+    "9p",
+    "virtiofs",
+    "vboxsf",
+    "fuse.vmhgfs-fuse",
+)
 NOT_SHARED_BY = {  # options of a mount with which a lock holds on one machine only
     "nfs": ("nolock", "local_lock=flock", "local_lock=all"),
     "nfs4": ("nolock", "local_lock=flock", "local_lock=all"),

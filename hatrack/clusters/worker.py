@@ -133,6 +133,7 @@ def _run(job: Job, line: Line, attempt: int, node: str, out: Path, travels: RunF
     try:
         if travels is None:
             _wait_for_lock(folder_of(job.spec, out))
+
         def ask_for_set(name: str) -> Any:
             return ask(line, job.name, attempt, "set", name)
 
@@ -192,7 +193,7 @@ def _with_data(function: Callable[[], Record], ask_for_set: Callable[[str], Any]
         return function()
     except FileNotFoundError as error:
         names = getattr(error, "names", ())
-        if not names or ask_for_set is None or not all([fetch_set(name, ask_for_set) for name in names]):
+        if not names or ask_for_set is None or not all(fetch_set(name, ask_for_set) for name in names):
             raise
     return function()
 
@@ -210,9 +211,12 @@ def _own_folder() -> Iterator[Path]:
     place = Path(tempfile.gettempdir())
     for old in place.glob(f"{LEFT}*"):
         number = old.name.removeprefix(LEFT).partition("-")[0]
-        if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc/self").exists() and not old.is_symlink():
+        if (
+            number.isdigit()
+            and not Path(f"/proc/{number}").exists()
+            and Path("/proc/self").exists()
+            and not old.is_symlink()
+        ):
             shutil.rmtree(old, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"{LEFT}{os.getpid()}-", dir=place) as folder:
         yield Path(folder)
-
-

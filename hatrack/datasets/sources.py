@@ -102,7 +102,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     return images.read_folder(path) if path.is_dir() else cache.open_npz(path)
 
 
-class MissingData(FileNotFoundError):
+class MissingData(FileNotFoundError):  # noqa: N818
     """Complete sets are not in the data folder.
 
     Args:

@@ -137,8 +137,8 @@ def flush_names(folder: Path) -> None:
 
 
 def read_names_anew(folder: Path) -> None:
-    """Have the names of files in a folder read from the server, where a network file system keeps a copy of them for a while:
-    opening a folder makes NFS ask whether it has changed."""
+    """Read the names of files in a folder from the server, of which a network file system keeps a copy for a while: opening
+    the folder makes NFS ask whether it has changed."""
     with suppress(OSError):
         os.close(os.open(folder, os.O_RDONLY))
 
