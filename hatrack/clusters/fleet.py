@@ -92,7 +92,7 @@ class Fleet:
         send: bool = False,
         moves: int = 3,
     ) -> None:
-        self.todo, self.out, self.how, self.engine, self.show, self.plan = todo, out, dict(how), engine, show, plan
+        self.todo, self.out, self.how, self.engine, self.show, self.plan = dict(todo), out, dict(how), engine, show, plan
         self.notes, self.shared, self.moves = notes or {}, shared, moves
         self.each: dict[str, Any] = {"threads": threads, "send": send}
         self.again = bool(self.how.pop("again", False))
@@ -111,24 +111,41 @@ class Fleet:
         """Carry out all runs; return the outcome of each by name. Raise Stopped if it was asked to stop."""
         try:
             while self.flying or (self.waiting and not self.stopping):
-                if stopping.is_set() and not self.stopping:
-                    self.stopping = True
-                    self.engine.stop()
-                self._hand_over()
-                for message in self.engine.take():
-                    self._receive(message)
-                for handle in self.engine.wait(list(self.flying), POLL) if self.flying else ():
-                    self._land(handle)
+                self.step()
                 if self.stopping and not self.begun & set(self.flying.values()):
                     break  # the others have not begun, and will not
-                self.plan.keep()
         finally:
-            for name in list(self.locks):
-                self._release(name)
-            self.plan.end(self.stopping)
+            self.close()
         if len(self.found) < len(self.todo):
             raise Stopped("stopped, and saved")
         return self.found
+
+    def add(self, spec: Run) -> None:
+        """Add a run, or one that has ended and is to go on."""
+        self.todo[spec.name] = spec
+        self.numbers.setdefault(spec.name, len(self.numbers))
+        self.attempts.setdefault(spec.name, 0)
+        self.avoid[spec.name] = []
+        self.plan.note(spec.name, "waiting")
+        self.waiting.append(spec.name)
+
+    def step(self) -> None:
+        """Hand runs over, take messages and results; wait for them a little."""
+        if stopping.is_set() and not self.stopping:
+            self.stopping = True
+            self.engine.stop()
+        self._hand_over()
+        for message in self.engine.take():
+            self._receive(message)
+        for handle in self.engine.wait(list(self.flying), POLL) if self.flying else ():
+            self._land(handle)
+        self.plan.keep()
+
+    def close(self) -> None:
+        """Let all locks go and write the plan for the last time."""
+        for name in list(self.locks):
+            self._release(name)
+        self.plan.end(self.stopping)
 
     # Handing over
 
@@ -200,7 +217,7 @@ class Fleet:
             self.said.add(message.content)
             warnings.warn(message.content, stacklevel=2)
         elif message.kind == "question":
-            self.engine.give(name, message.attempt, self._answer(name, *message.content))
+            self.answer(name, message.attempt, *message.content)
 
     def _keep(self, name: str, files: Files, names: list[str]) -> None:
         """Keep the files that a run has saved, so that any worker can go on from them."""
@@ -210,12 +227,13 @@ class Fleet:
             except OSError as error:  # the disk of this machine is full: the run goes on, from older states if it must
                 self._say(f"the states of runs can't be kept in {self.out}: {error.strerror}")
 
-    def _answer(self, name: str, question: str, content: Any) -> Any:
+    def answer(self, name: str, attempt: int, question: str, content: Any) -> None:
         """Answer a worker: with the files of its run, if an attempt before it was lost, or those of a data set."""
         if question == "set":
-            return files_of_set(content)
-        assert question == "files", question
-        return read_files(self.locks[name][1]) if name in self.locks else {}
+            self.engine.give(name, attempt, files_of_set(content))
+        else:
+            assert question == "files", question
+            self.engine.give(name, attempt, read_files(self.locks[name][1]) if name in self.locks else {})
 
     def _say(self, text: str) -> None:
         if text not in self.said:

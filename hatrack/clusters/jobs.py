@@ -46,8 +46,8 @@ class Result(NamedTuple):
     """How a job ended on a worker.
 
     Attributes:
-        end: "record"; "diverged"; "stopped" if it was asked to; "failed" if the run can't be carried out; "node" if the node is
-            to blame, such as a full disk, and another one may do better.
+        end: "record"; "diverged"; "stopped" if it was asked to; "failed" if the run can't be carried out; "node" if the node
+            is to blame, such as a full disk, and another one may do better.
         text: the record as JSON, or why there is none.
         files: what the run left, if files travel.
         node: where it was.

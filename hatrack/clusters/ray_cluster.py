@@ -27,8 +27,8 @@ def load_ray() -> Any:
 
 @contextmanager
 def connected(request: Request) -> Iterator[Any]:
-    """Within it this process is connected to a cluster. Without an address one is started here, and stopped at the end. A block
-    within a block for the same request uses the same cluster.
+    """Within it this process is connected to a cluster. Without an address one is started here, and stopped at the end. A
+    block within a block for the same request uses the same cluster.
 
     Args:
         request: the address, and what a run asks for.

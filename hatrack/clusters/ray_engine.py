@@ -55,7 +55,7 @@ class RayEngine:
         """Wait until a job has ended, at most so long."""
         done, _ = self.ray.wait(handles, num_returns=1, timeout=seconds)
         more, _ = self.ray.wait(handles, num_returns=len(handles), timeout=0)
-        return list({handle: None for handle in [*done, *more]})
+        return list(dict.fromkeys([*done, *more]))
 
     def result(self, handle: Any) -> Result:
         """Return the result of a job; raise Lost if Ray has given it up."""
@@ -84,10 +84,14 @@ class RayEngine:
 
     def room(self) -> int:
         """Return how many jobs may be handed over at a time: twice as many as have a place now."""
+        return min(self.most, max(AT_LEAST, PER_SLOT * self.places()))
+
+    def places(self) -> int:
+        """Return how many jobs the cluster carries out at a time."""
         found = self.ray.cluster_resources()
         places = [found.get("CPU", 0) / self.request.cpus]
         places += [found.get("GPU", 0) / self.request.gpus] if self.request.gpus else []
-        return int(min(self.most, max(AT_LEAST, PER_SLOT * min(places))))
+        return int(min(places))
 
     def _check_places(self) -> None:
         """Raise a ValueError if no node has what a run asks for and none can come."""

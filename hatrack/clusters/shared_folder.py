@@ -39,7 +39,8 @@ class LockScope(NamedTuple):
     """How far a lock reaches.
 
     Attributes:
-        scope: "machine" if it keeps out processes of one machine only, "machines" if of all that mount the folder, "unknown".
+        scope: "machine" if it keeps out processes of one machine only, "machines" if of all that mount the folder; or
+            "unknown".
         kind: the kind of file system, such as "ext4".
         network: whether other machines may have the folder mounted.
         why: what decides it, in a few words.

@@ -71,7 +71,7 @@ def test_a_simulated_week_of_2000_runs_on_64_workers(tmp_path, template):
 
 
 def test_a_driver_that_is_killed_goes_on(tmp_path, template):
-    """What was saved before is not done again; the runs under way were killed with the driver and go on from their states."""
+    """What was saved before is not done again; runs under way were killed with the driver and go on from their states."""
     found = a_week(template, tmp_path, 60, 4, [30.0, 77.7])
     check_week(*found, tmp_path)
 

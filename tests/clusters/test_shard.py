@@ -11,7 +11,20 @@ from hatrack.clusters.shard import Shard, parse_shard
 from hatrack.clusters.shared_folder import lock_scope, warn_if_unsafe
 from tests.helpers.runs import small
 
-WORDS = ("--data", "sample", "--widths", "12", "--epochs", "1", "--batch", "100", "--device", "cpu", "--train-examples", "100")
+WORDS = (
+    "--data",
+    "sample",
+    "--widths",
+    "12",
+    "--epochs",
+    "1",
+    "--batch",
+    "100",
+    "--device",
+    "cpu",
+    "--train-examples",
+    "100",
+)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
@@ -37,7 +50,10 @@ def test_what_is_no_part_is_an_error(text):
 
 def test_the_parts_of_a_command_are_the_whole_command(tmp_path, capsys):
     for part in ("1/3", "2/3", "3/3"):
-        assert main(["run", "smnist", "sgd,hat", "--seeds", "0-1", *WORDS, "--out", str(tmp_path / "parts"), "--shard", part]) == 0
+        assert (
+            main(["run", "smnist", "sgd,hat", "--seeds", "0-1", *WORDS, "--out", str(tmp_path / "parts"), "--shard", part])
+            == 0
+        )
     assert main(["run", "smnist", "sgd,hat", "--seeds", "0-1", *WORDS, "--out", str(tmp_path / "one")]) == 0
     one, parts = ({p.name: Record.load(p) for p in (tmp_path / name).glob("*.json")} for name in ("one", "parts"))
     assert one.keys() == parts.keys()
