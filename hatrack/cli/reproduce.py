@@ -19,6 +19,9 @@ OPTIONS = [
     click.Option(["--seeds"], metavar="RANGE", help="these seeds in every row: 0-9, or 0,3 (default: each row's own)"),
     click.Option(["--quick"], is_flag=True, help="minutes on a CPU: small, short, on sample images; not the paper's"),
     click.Option(["--missing"], is_flag=True, help="run nothing; tell which rows have no record and what they would cost"),
+    click.Option(
+        ["--gpus"], type=click.IntRange(1), metavar="N", help="with --missing: tell how long that would take on N GPUs"
+    ),
     click.Option(["--page"], is_flag=True, help="run nothing; write the page from the records that are there"),
     click.Option(
         ["--out"], type=FOLDER, default=Path("reproduce"), metavar="FOLDER", help="where pages and records go [reproduce]"

@@ -53,8 +53,10 @@ def run_on_ray(
         warn_if_unsafe(out)
     how |= {"device": request.device, "again": again}
     with connected(request) as ray, stop_by_signal(), Plan(out, "ray", todo) as plan, Display(len(todo)) as display:
+        engine = RayEngine(ray, request)
+        plan.about["node"] = engine.node
         fleet = Fleet(
-            todo, out.absolute() if shared else out, how, RayEngine(ray, request), display.show, plan,
+            todo, out.absolute() if shared else out, how, engine, display.show, plan,
             notes=notes, shared=shared, threads=max(1, int(request.cpus)), send=request.data == "send",
         )  # fmt: skip
         try:

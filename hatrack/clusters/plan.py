@@ -30,7 +30,7 @@ class Plan:
         self.path = out / JOBS / f"{engine}-{platform.node() or 'here'}-{os.getpid()}.plan"
         self.lock = FileLock(self.path.with_suffix(".lock"))
         self.runs: dict[str, dict[str, Any]] = {name: {"state": "waiting"} for name in names}
-        self.about = {"engine": engine, "host": platform.node(), "began": time.time(), "ended": None}
+        self.about: dict[str, Any] = {"engine": engine, "host": platform.node(), "began": time.time(), "ended": None}
         self.written, self.changed = 0.0, True
 
     def __enter__(self) -> Self:

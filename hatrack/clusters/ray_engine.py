@@ -26,8 +26,8 @@ class RayEngine:
 
     def __init__(self, ray: Any, request: Request) -> None:
         self.ray, self.request = ray, request
-        here = ray.get_runtime_context().get_node_id()
-        on_this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=True)
+        self.node = ray.get_runtime_context().get_node_id()  # that of the driver
+        on_this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self.node, soft=True)
         # The mailbox is on the node of the driver, so that no other node takes it along when it is lost.
         self.mailbox = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=on_this_node).remote()
         memory = {"memory": int(request.memory * 2**30)} if request.memory else {}
@@ -71,7 +71,7 @@ class RayEngine:
 
     def take(self) -> list[Message]:
         """Return new messages of workers."""
-        found: list[Message] = self.ray.get(self.mailbox.take.remote())
+        found: list[Message] = self._get(self.mailbox.take.remote())
         return found
 
     def give(self, name: str, attempt: int, content: Any) -> None:
@@ -80,7 +80,17 @@ class RayEngine:
 
     def stop(self) -> None:
         """Ask all workers to save and stop."""
-        self.ray.get(self.mailbox.stop.remote())
+        self._get(self.mailbox.stop.remote())
+
+    def _get(self, call: Any) -> Any:
+        """Return what a call of the mailbox returns; raise a ValueError if the cluster is gone."""
+        try:
+            return self.ray.get(call)
+        except self.ray.exceptions.RayError as error:
+            raise ValueError(
+                f"the node of the driver, or the whole cluster of Ray, was lost ({type(error).__name__}); "
+                "the same command goes on from what was saved"
+            ) from None
 
     def room(self) -> int:
         """Return how many jobs may be handed over at a time: twice as many as have a place now."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hatrack.clusters.plan import JOBS
-from hatrack.files.atomic import read_bytes, write
+from hatrack.files.atomic import read_bytes, writable, write
 
 SUFFIX = ".array"
 ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
@@ -40,7 +40,7 @@ def write_array(out: Path, cluster: str, jobs: list[str], names: list[list[str]]
         pids: the processes that stand for jobs, where there is no Slurm.
     """
     about = {"cluster": cluster, "jobs": jobs, "names": names, "pids": pids, "submitted": time.time()}
-    write(out / JOBS / f"{cluster}-{jobs[0]}{SUFFIX}", json.dumps(about), follow=False)
+    write(writable(out / JOBS) / f"{cluster}-{jobs[0]}{SUFFIX}", json.dumps(about), follow=False)
 
 
 def read_arrays(out: Path) -> list[dict[str, Any]]:
