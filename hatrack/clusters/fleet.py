@@ -8,11 +8,12 @@ driver that is killed loses nothing but what was learned since the last save.
 import json
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from hatrack.clusters.engine import Engine, Failed, Lost
 from hatrack.clusters.jobs import Files, Job, Message, Result, read_files, write_files
 from hatrack.clusters.plan import Plan
 from hatrack.clusters.sent_data import files_of_set
@@ -25,39 +26,6 @@ from hatrack.training.checkpoint import Stopped, stopping
 
 POLL = 0.2  # seconds between two looks for messages
 Show = Callable[[int, float, str], None]  # the number of a run, how much of it is done, and where it stands
-
-
-class Failed(Exception):  # noqa: N818
-    """A run has no record, for another reason than that it diverged."""
-
-
-class Lost(Exception):  # noqa: N818
-    """The engine gave a job up: its workers were lost too often."""
-
-
-class Engine(Protocol):
-    """Carries out jobs somewhere. `clusters/ray_engine.py` is one."""
-
-    def submit(self, job: Job, avoid: Iterable[str]) -> Any:
-        """Hand a job over; nodes to avoid are named. Return a handle."""
-
-    def wait(self, handles: list[Any], seconds: float) -> list[Any]:
-        """Wait until a job has ended, at most so long; return the handles of those that have."""
-
-    def result(self, handle: Any) -> Result:
-        """Return the result of a job that has ended; raise Lost if there is none."""
-
-    def take(self) -> list[Message]:
-        """Return new messages of workers."""
-
-    def give(self, name: str, attempt: int, content: Any) -> None:
-        """Answer the question of a worker."""
-
-    def stop(self) -> None:
-        """Ask all workers to save and stop."""
-
-    def room(self) -> int:
-        """Return how many jobs may be handed over at a time."""
 
 
 class Fleet:
@@ -300,10 +268,8 @@ class Fleet:
 
     def _note_failure(self, name: str, why: str) -> None:
         with suppress(ValueError, OSError), ExitStack() as stack:
-            if name in self.locks:
-                folder = self.locks[name][1]
-            else:
-                folder = stack.enter_context(folder_of(self.todo[name], self.out))
+            mine = self.locks.get(name)
+            folder = mine[1] if mine else stack.enter_context(folder_of(self.todo[name], self.out))
             folder.note_failure(why)
 
     def _release(self, name: str) -> None:

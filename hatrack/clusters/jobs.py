@@ -118,7 +118,9 @@ def write_files(folder: RunFolder, files: Mapping[str, bytes], names: list[str] 
     place, allowed = folder.path.parent, f"{folder.path.stem}."
     for name, content in files.items():
         parts = Path(name).parts
-        assert name.startswith(allowed) and len(parts) <= 2 and ".." not in parts, name
+        assert name.startswith(allowed), name
+        assert len(parts) <= 2, name
+        assert ".." not in parts, name
         if len(parts) == 2:
             folder.checkpointer.make_folder()
         write(place / name, content, follow=False, private=len(parts) == 2)

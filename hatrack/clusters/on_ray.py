@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hatrack.clusters.fleet import Failed, Fleet
+from hatrack.clusters.engine import Failed
+from hatrack.clusters.fleet import Fleet
 from hatrack.clusters.plan import Plan
 from hatrack.clusters.ray_cluster import connected
 from hatrack.clusters.ray_engine import RayEngine

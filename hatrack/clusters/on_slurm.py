@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hatrack.clusters.fleet import Failed
+from hatrack.clusters.engine import Failed
 from hatrack.clusters.on_ray import records_or_reasons
 from hatrack.clusters.plan import JOBS
 from hatrack.clusters.request import Request, Submitted

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from hatrack.clusters.fleet import Failed
+from hatrack.clusters.engine import Failed
 from hatrack.clusters.rank_main import be_rank, in_torchrun
 from hatrack.experiments.record import Record
 from hatrack.experiments.run import folder_of
@@ -29,6 +29,7 @@ from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
 from hatrack.training.checkpoint import Stopped
 
+MAIN = "hatrack.clusters.rank_main"
 WORST = ("failed", "diverged", "stopped")  # what one rank says of a run counts more than what the others say
 
 
@@ -120,7 +121,7 @@ def _launch(spec: Run, out: Path, ranks: int, how: Mapping[str, Any]) -> dict[st
         job = Path(folder) / "job"
         job.write_bytes(pickle.dumps((spec, out.absolute(), dict(how), Path(folder))))
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        command = [*torchrun, "--module", "hatrack.clusters.rank_main", str(job)]
+        command = [*torchrun, "--module", MAIN, str(job)]
         threads = str(max(1, torch.get_num_threads() // ranks))
         paths = [path for path in sys.path if path]
         env = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *paths])}

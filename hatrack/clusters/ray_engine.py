@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from hatrack._version import __version__
-from hatrack.clusters.fleet import Lost
+from hatrack.clusters.engine import Lost
 from hatrack.clusters.jobs import Job, Message, Result
 from hatrack.clusters.mailbox import Mailbox
 from hatrack.clusters.request import Request

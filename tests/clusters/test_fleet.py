@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 
 from hatrack import Record, run
-from hatrack.clusters.fleet import Failed, Fleet
+from hatrack.clusters.engine import Failed
+from hatrack.clusters.fleet import Fleet
 from hatrack.clusters.jobs import Result, read_files, write_files
 from hatrack.clusters.plan import Plan
 from hatrack.clusters.status import status, summary

@@ -155,7 +155,7 @@ def test_a_set_is_sent_once_to_a_node_that_lacks_it(tmp_path, monkeypatch):
     assert sent_data.fetch_set(name, ask)
     assert asked == [name]
     assert data_folder.place(name).read_bytes() == (driver / f"{name}.npz").read_bytes()
-    assert not sent_data.fetch_set([other for other in SETS if other != name][0], ask)
+    assert not sent_data.fetch_set(next(other for other in SETS if other != name), ask)
 
 
 def test_leftovers_of_killed_workers_are_removed(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hatrack import Record, Run
-from hatrack.clusters.fleet import Lost
+from hatrack.clusters.engine import Lost
 from hatrack.clusters.jobs import Job, Message, Result
 from hatrack.clusters.mailbox import Mailbox
 
@@ -49,7 +49,6 @@ class SimulatedEngine:
     to_the_end: Counter = field(default_factory=Counter)  # how often the work of each run came to its end
     worked: float = 0.0
     lost: Counter = field(default_factory=Counter)
-    wants_files: bool = True
 
     def __post_init__(self) -> None:
         self.draw, self.jobs, self.number = random.Random(self.seed), {}, 0
