@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hatrack.clusters.status import STATES, RunStatus, status, status_page, summary
-from hatrack.files.atomic import write
+from hatrack.clusters.status import STATES, RunStatus, status, summary, write_page
 from hatrack.text import printable, say
 
 OPEN = ("running", "queued", "waiting")
@@ -34,8 +33,7 @@ def show(folder: Path, page: bool, watch: float | None, everything: bool) -> Non
         _print([run for run in found if everything or run.state != "done"])
         say(f"{folder}: {summary(found)}")
         if page:
-            write(folder / "status.html", status_page(found, f"Runs in {folder}"))
-            say(f"the page: {folder / 'status.html'}")
+            say(f"the page: {write_page(folder)}")
         if watch is None or not any(run.state in OPEN for run in found):
             return
         time.sleep(watch)

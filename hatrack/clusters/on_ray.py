@@ -12,6 +12,7 @@ from hatrack.clusters.ray_cluster import connected
 from hatrack.clusters.ray_engine import RayEngine
 from hatrack.clusters.request import Request
 from hatrack.clusters.shared_folder import warn_if_unsafe
+from hatrack.clusters.status import write_page
 from hatrack.experiments.progress import Display
 from hatrack.experiments.record import Record
 from hatrack.experiments.run import folder_of
@@ -53,7 +54,12 @@ def run_on_ray(
     if shared:
         warn_if_unsafe(out)
     how |= {"device": request.device, "again": again}
-    with connected(request) as ray, stop_by_signal(), Plan(out, "ray", todo) as plan, Display(len(todo)) as display:
+    with (
+        connected(request) as ray,
+        stop_by_signal(),
+        Plan(out, "ray", todo, write_page) as plan,
+        Display(len(todo)) as display,
+    ):
         engine = RayEngine(ray, request)
         plan.about["node"] = engine.node
         fleet = Fleet(

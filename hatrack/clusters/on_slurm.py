@@ -1,5 +1,6 @@
 """Runs on Slurm by submitit: `run_on_slurm` is `run_all` for `--on slurm`."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -82,7 +83,8 @@ def _submit(
         with folder_of(spec, out) as folder:
             folder.start_anew()
     groups = [left[start : start + request.group] for start in range(0, len(left), request.group)]
-    jobs = [SlurmJob(g, out, how, {s.name: notes[s.name] for s in g if s.name in notes}) for g in groups]
+    threads = max(1, int(request.cpus))
+    jobs = [SlurmJob(g, out, how, {s.name: notes[s.name] for s in g if s.name in notes}, threads) for g in groups]
     logs = writable(out / JOBS / request.cluster)
     try:
         executor = submitit.AutoExecutor(logs, request.cluster, slurm_max_num_timeout=request.requeues)
@@ -100,7 +102,7 @@ def _parameters(request: Request) -> dict[str, Any]:
     """Return what a job asks for, in submitit's words. --time has whole minutes."""
     common: dict[str, Any] = {"name": "hatrack", "cpus_per_task": max(1, round(request.cpus))}
     if request.gpus:
-        common["gpus_per_node"] = max(1, round(request.gpus * request.group + 0.499))
+        common["gpus_per_node"] = math.ceil(request.gpus * request.group - 1e-9)
     if request.memory:
         common["mem_gb"] = request.memory
     if request.cluster == "local":

@@ -4,17 +4,18 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
+from hatrack.clusters.shared_folder import is_held
 from hatrack.files.atomic import read_bytes, write
 
 JOBS = "jobs"  # the folder of plans and of Slurm's files, within that of the records
-EVERY = 5.0  # seconds between two writes
+EVERY, PAGE = 5.0, 30.0  # seconds between two writes of the plan, and of the page
 
 
 class Plan:
@@ -24,9 +25,11 @@ class Plan:
         out: the folder of the records.
         engine: what carries out the runs, such as "ray".
         names: all runs of the command.
+        page: writes a page of it, every half minute and at the end.
     """
 
-    def __init__(self, out: Path, engine: str, names: Iterable[str]) -> None:
+    def __init__(self, out: Path, engine: str, names: Iterable[str], page: Callable[[Path], Any] = lambda out: None) -> None:
+        self.out, self.page, self.shown = out, page, 0.0
         self.path = out / JOBS / f"{engine}-{platform.node() or 'here'}-{os.getpid()}.plan"
         self.lock = FileLock(self.path.with_suffix(".lock"))
         self.runs: dict[str, dict[str, Any]] = {name: {"state": "waiting"} for name in names}
@@ -53,6 +56,7 @@ class Plan:
         """Write the plan if it has changed and the last write is some seconds ago."""
         if self.changed and time.monotonic() - self.written >= EVERY:
             self._write()
+            self._show()
 
     def end(self, stopped: bool) -> None:
         """Write the plan for the last time."""
@@ -61,6 +65,13 @@ class Plan:
                 run["state"] = "stopped" if stopped or run["state"] == "running" else "waiting"
         self.about["ended"] = time.time()
         self._write()
+        self._show(now=True)
+
+    def _show(self, *, now: bool = False) -> None:
+        if now or time.monotonic() - self.shown >= PAGE:
+            with suppress(OSError, ValueError):  # nor must a page
+                self.page(self.out)
+            self.shown = time.monotonic()
 
     def _write(self) -> None:
         with suppress(OSError):  # a plan that can't be written must not end the runs
@@ -75,17 +86,5 @@ def read_plans(out: Path) -> list[dict[str, Any]]:
         with suppress(ValueError, RecursionError):
             plan = json.loads(read_bytes(path, most=None))
             if isinstance(plan, dict) and isinstance(plan.get("runs"), dict):
-                found.append({**plan, "alive": plan.get("ended") is None and _is_held(path.with_suffix(".lock"))})
+                found.append({**plan, "alive": plan.get("ended") is None and is_held(path.with_suffix(".lock"))})
     return sorted(found, key=lambda plan: float(plan.get("began") or 0))
-
-
-def _is_held(path: Path) -> bool:
-    if not path.exists():
-        return False
-    try:
-        with FileLock(path, timeout=0):
-            return False
-    except Timeout:
-        return True
-    except OSError:
-        return False

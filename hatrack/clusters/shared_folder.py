@@ -10,7 +10,9 @@ import warnings
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-MOUNTS = Path("/proc/self/mountinfo")
+from filelock import FileLock, Timeout
+
+MOUNTS, LOCKS = Path("/proc/self/mountinfo"), Path("/proc/locks")
 Scope = Literal["machine", "machines", "unknown"]
 ON_DISKS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "ramfs", "overlay", "vfat", "exfat", "ntfs3")
 SHARED = ("nfs4", "ceph", "gpfs", "ocfs2", "gfs2", "fuse.glusterfs", "fuse.ceph", "wekafs", "fuse.juicefs")
@@ -92,6 +94,35 @@ def _mount_of(folder: Path, text: str) -> tuple[str, set[str]] | None:
             best = len(point)
             found = after.split()[0], {*before.split()[5].split(","), *after.split()[2].split(",")}
     return found
+
+
+def is_held(lock: Path, locks: Path = LOCKS) -> bool:
+    """Return whether a process holds a lock.
+
+    Where the system lists the locks of this machine, nothing is taken, not even for a moment in which somebody else might
+    want it. Only locks that other machines may hold must be tried.
+
+    Args:
+        lock: the file of the lock.
+        locks: the list of locks, as Linux writes it.
+    """
+    try:
+        stat, listed = lock.stat(), locks.read_text()
+        place = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
+        if any(line.split()[5] == place for line in listed.splitlines() if len(line.split()) > 5 and "->" not in line):
+            return True
+        if not lock_scope(lock.parent).network:
+            return False
+    except FileNotFoundError:
+        if not lock.exists():
+            return False
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        return False
 
 
 def warn_if_unsafe(folder: Path, mounts: Path = MOUNTS) -> None:

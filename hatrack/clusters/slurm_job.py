@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hatrack.experiments.parallel import run_all
 from hatrack.experiments.run import folder_of
 from hatrack.experiments.spec import Run
@@ -27,12 +29,18 @@ class SlurmJob:
         out: the folder of the records, which all nodes have.
         how: keyword arguments of `run_all`.
         notes: how the options of runs were chosen, by name.
+        threads: of torch; runs beside each other share them.
     """
 
     def __init__(
-        self, runs: Sequence[Run], out: Path, how: Mapping[str, Any], notes: Mapping[str, Mapping[str, Any]]
+        self,
+        runs: Sequence[Run],
+        out: Path,
+        how: Mapping[str, Any],
+        notes: Mapping[str, Mapping[str, Any]],
+        threads: int = 1,
     ) -> None:
-        self.runs, self.out, self.how, self.notes = list(runs), out, dict(how), dict(notes)
+        self.runs, self.out, self.how, self.notes, self.threads = list(runs), out, dict(how), dict(notes), threads
         self.thread: threading.Thread | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -41,6 +49,7 @@ class SlurmJob:
     def __call__(self) -> int:
         """Carry out the runs; return how many have their records. Why others have none lies in their folders."""
         stopping.clear()
+        torch.set_num_threads(self.threads)
         self.thread = threading.Thread(target=self._carry_out, daemon=True)
         self.thread.start()
         while self.thread.is_alive():

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hatrack.clusters.plan import read_plans
+from hatrack.clusters.shared_folder import is_held
 from hatrack.clusters.slurm_queue import QueuedJob, live_runs
 from hatrack.experiments.run_folder import RunFolder
+from hatrack.files.atomic import write
 from hatrack.text import printable
 
 STATES = {
@@ -83,14 +85,21 @@ def _status_of(folder: RunFolder, planned: dict[str, Any], job: QueuedJob | None
 
 
 def _is_held(folder: RunFolder) -> bool:
-    """Whether a process has a run. A lock file that nobody holds is not taken here: it may be on its way to somebody."""
-    return Path(folder.lock.lock_file).exists() and "another process" in folder.blocked
+    """Whether a process has a run."""
+    return is_held(Path(folder.lock.lock_file))
 
 
 def summary(found: Sequence[RunStatus]) -> str:
     """Return how many runs are in each state, in one line."""
     counts = Counter(run.state for run in found)
     return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]) or "no runs"
+
+
+def write_page(folder: Path) -> Path:
+    """Write status.html into a folder of records and return its path; a browser that shows it reads it again by itself."""
+    path = folder / "status.html"
+    write(path, status_page(status(folder), f"Runs in {folder}"))
+    return path
 
 
 def status_page(found: Sequence[RunStatus], title: str) -> str:

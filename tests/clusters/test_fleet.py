@@ -10,7 +10,7 @@ from hatrack.clusters.engine import Failed
 from hatrack.clusters.fleet import Fleet
 from hatrack.clusters.jobs import Result, read_files, write_files
 from hatrack.clusters.plan import Plan
-from hatrack.clusters.status import status, summary
+from hatrack.clusters.status import status, summary, write_page
 from hatrack.experiments.run import folder_of
 from hatrack.methods.divergence import Diverged
 from hatrack.training.checkpoint import Stopped, stopping
@@ -25,7 +25,7 @@ def template():
 
 def sail(engine, runs, out, **how):
     todo = {one.name: one for one in runs}
-    with Plan(out, "simulated", todo) as plan:
+    with Plan(out, "simulated", todo, write_page) as plan:
         return Fleet(todo, out, {}, engine, lambda *_: None, plan, **how).run()
 
 
@@ -62,6 +62,9 @@ def test_a_week_of_failures(tmp_path, template):
     found = a_week(template, tmp_path, 120, 8, [])
     check_week(*found, tmp_path)
     assert summary(status(tmp_path)) == "120 done"
+    page = (tmp_path / "status.html").read_text()
+    assert "120 done" in page
+    assert page.count("<tr>") == 120
 
 
 @pytest.mark.slow

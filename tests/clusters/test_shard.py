@@ -4,11 +4,12 @@ import warnings
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from hatrack import Record
 from hatrack.__main__ import main
 from hatrack.clusters.shard import Shard, parse_shard
-from hatrack.clusters.shared_folder import lock_scope, warn_if_unsafe
+from hatrack.clusters.shared_folder import is_held, lock_scope, warn_if_unsafe
 from tests.helpers.runs import small
 
 WORDS = (
@@ -109,3 +110,14 @@ def test_how_far_a_lock_reaches(folder, scope, network, tmp_path):
 
 def test_without_a_list_of_mounts_nothing_is_promised(tmp_path):
     assert lock_scope(tmp_path, tmp_path / "none").scope == "unknown"
+
+
+@pytest.mark.parametrize("locks", ["/proc/locks", "/nowhere"])
+def test_whether_a_lock_is_held(locks, tmp_path):
+    """By the system's list of locks, or by trying."""
+    lock = tmp_path / "x.lock"
+    assert not is_held(lock, Path(locks))
+    with FileLock(lock):
+        assert is_held(lock, Path(locks))
+    lock.touch()
+    assert not is_held(lock, Path(locks))
