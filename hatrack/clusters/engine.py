@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from hatrack.clusters.jobs import Job, Message, Result
+from hatrack.clusters.jobs import Job, Result
+from hatrack.clusters.mailbox import Message
 
 
 class Failed(Exception):  # noqa: N818

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hatrack.clusters.engine import Engine, Failed, Lost
-from hatrack.clusters.jobs import Files, Job, Message, Result, read_files, write_files
+from hatrack.clusters.jobs import Files, Job, Result, read_files, write_files
+from hatrack.clusters.mailbox import Message
 from hatrack.clusters.plan import Plan
 from hatrack.clusters.sent_data import files_of_set
 from hatrack.experiments.record import Record

@@ -59,22 +59,6 @@ class Result(NamedTuple):
     node: str = ""
 
 
-class Message(NamedTuple):
-    """A word of a worker to the driver.
-
-    Attributes:
-        name: the run.
-        attempt: the attempt of the worker.
-        kind: "began", "progress", "files", "warning", "question".
-        content: a node, a share and a line, files, a text, a question with its argument.
-    """
-
-    name: str
-    attempt: int
-    kind: str
-    content: Any
-
-
 # The files of a run
 
 

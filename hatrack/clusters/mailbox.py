@@ -1,9 +1,26 @@
-"""Where workers and the driver of a fleet leave words for each other. On Ray it is an actor; in tests an object."""
+"""Where workers and the driver of a fleet leave words for each other. On Ray it is an actor; in tests an object.
+
+This module needs no torch, so that the actor is there at once.
+"""
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
-from hatrack.clusters.jobs import Message
+
+class Message(NamedTuple):
+    """A word of a worker to the driver.
+
+    Attributes:
+        name: the run.
+        attempt: the attempt of the worker.
+        kind: "began", "progress", "files", "warning", "question".
+        content: a node, a share and a line, files, a text, a question with its argument.
+    """
+
+    name: str
+    attempt: int
+    kind: str
+    content: Any
 
 
 class Mailbox:

@@ -7,8 +7,8 @@ from typing import Any
 
 from hatrack._version import __version__
 from hatrack.clusters.engine import Lost
-from hatrack.clusters.jobs import Job, Message, Result
-from hatrack.clusters.mailbox import Mailbox
+from hatrack.clusters.jobs import Job, Result
+from hatrack.clusters.mailbox import Mailbox, Message
 from hatrack.clusters.request import Request
 from hatrack.clusters.worker import carry_out
 from hatrack.text import printable, shorten

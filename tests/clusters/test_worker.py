@@ -2,6 +2,8 @@
 
 import errno
 import json
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -180,3 +182,9 @@ def test_files_of_a_stopped_run_are_those_of_one_machine(tmp_path, monkeypatch):
         run(spec, tmp_path / "here", **HOW)
     stopping.clear()
     assert sorted(result.files) == sorted(read_files(folder_of(spec, tmp_path / "here")))
+
+
+def test_the_mailbox_needs_no_torch():
+    """Its actor is then there before the workers are."""
+    code = "import sys, hatrack.clusters.mailbox; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,8 +11,8 @@ from typing import Any
 
 from hatrack import Record, Run
 from hatrack.clusters.engine import Lost
-from hatrack.clusters.jobs import Job, Message, Result
-from hatrack.clusters.mailbox import Mailbox
+from hatrack.clusters.jobs import Job, Result
+from hatrack.clusters.mailbox import Mailbox, Message
 
 
 class DriverKilled(BaseException):
