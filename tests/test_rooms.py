@@ -10,7 +10,16 @@ PACKAGE = Path(__file__).parent.parent / "hatrack"
 ROOMS = (
     ("options", "seeds", "regime", "registry", "text", "_version"),  # the ground floor, single files
     *(("files",), ("tasks",), ("tracing",), ("networks",), ("datasets",), ("benchmarks",), ("methods",), ("engine",)),
-    *(("tracking",), ("training",), ("guard",), ("inspection",), ("experiments",), ("reporting",), ("watching",)),
+    *(
+        ("tracking",),
+        ("training",),
+        ("guard",),
+        ("inspection",),
+        ("experiments",),
+        ("clusters",),
+        ("reporting",),
+        ("watching",),
+    ),
     *(("recipes",), ("cli",), ("__main__",)),
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}

@@ -18,6 +18,7 @@ import click
 
 from hatrack._version import __version__
 from hatrack.cli.interrupts import STOPPED
+from hatrack.clusters.request import Submitted
 from hatrack.methods.divergence import Diverged
 from hatrack.text import printable, say, shorten
 
@@ -45,6 +46,9 @@ def report(error: BaseException, words: Sequence[str] = ()) -> int:
     Raises:
         The error itself, if $HATRACK_TRACEBACK asks for tracebacks.
     """
+    if isinstance(error, Submitted):
+        say(str(error))
+        return 0
     if isinstance(error, Interrupted):
         return _print(str(error), STOPPED)
     if isinstance(error, KeyboardInterrupt | click.Abort):

@@ -19,9 +19,9 @@ from hatrack.cli.errors import Interrupted
 from hatrack.cli.group import imported_when_called
 from hatrack.cli.take_tuned import NOTHING, kept_notes, take_tuned
 from hatrack.cli.values import parse_seeds
+from hatrack.clusters.dispatch import run_anywhere
 from hatrack.experiments import demo as demonstration
 from hatrack.experiments.costs import expected_cost
-from hatrack.experiments.parallel import run_all
 from hatrack.experiments.record import Record
 from hatrack.experiments.run import folder_of, stopped_runs
 from hatrack.experiments.spec import Run
@@ -67,7 +67,7 @@ def run(
         with_references: run the references of the forgetting ratio and of single tasks as well.
         tuned: outcomes of searches, from which methods take options that were not given.
         dry_run: run nothing, and print what would run and what it would cost.
-        how: device, engine, precision, save_every, parallel, log, watch.
+        how: device, engine, precision, save_every, parallel, log, watch, and where to run: on, ask, shard, ranks.
     """
     wanted = chosen_seeds(seed, seeds)
     names = method.split(",")
@@ -204,7 +204,7 @@ def carry_out(
     there = set() if again else {spec.name for spec in runs if folder_of(spec, out).done}
     try:
         with watched(out) if watch else nullcontext():
-            records = run_all(runs, out, again=again, notes=notes, device=available(device), **how)
+            records = run_anywhere(runs, out, again=again, notes=notes, device=chosen_device(device, how), **how)
     except Stopped as error:
         raise Interrupted(str(error)) from error
     for setting in settings(records):
@@ -218,6 +218,11 @@ def carry_out(
         say(f"{len(there)} of them {'was' if len(there) == 1 else 'were'} there already and not run again; --again does")
     for line in kept_notes([record for record in records if record.name in there], notes or {}):
         say(line)
+
+
+def chosen_device(device: str, how: Mapping[str, Any]) -> str:
+    """Return the type of the device; on a cluster, which has other devices than this machine, the name as it was given."""
+    return device if how.get("on") else available(device)
 
 
 def available(device: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from hatrack.cli.errors import Interrupted
-from hatrack.cli.execute import available, chosen_seeds, show_costs, watched
-from hatrack.experiments.parallel import run_all
+from hatrack.cli.execute import chosen_device, chosen_seeds, show_costs, watched
+from hatrack.clusters.dispatch import run_anywhere
 from hatrack.experiments.record import Record
 from hatrack.experiments.run import folder_of
 from hatrack.experiments.spec import Run
@@ -79,7 +79,7 @@ def sweep(
     failure = None
     try:
         with watched(out) if watch else nullcontext():
-            run_all(runs, out, device=available(device), **how)
+            run_anywhere(runs, out, device=chosen_device(device, how), **how)
     except Stopped as error:
         raise Interrupted(str(error)) from error
     except Diverged as error:  # the others have their records

@@ -26,6 +26,7 @@ COMMANDS: Registry[click.Command] = Registry("command", {
     "tune": Entry("hatrack.cli.tune:command", "Search for good options of a method by their accuracy on validation data."),
     "compress": Entry("hatrack.cli.compress:command", "Train one task in as few weights as it needs, beside plain SGD."),
     "resume": Entry("hatrack.cli.resume:command", "Continue the runs in a folder that were stopped before their end."),
+    "status": Entry("hatrack.cli.status:command", "Tell which runs of a folder are running, done or failed, and why."),
     "show": Entry("hatrack.cli.show:command", "Show what a record holds: its settings, its results, and how to go on."),
     "extend": Entry("hatrack.cli.extend:command", "Go on with more tasks from a run that kept its model."),
     "watch": Entry("hatrack.cli.watch:command", "Show the page of a folder in the browser while its runs go on."),

@@ -124,6 +124,34 @@ def log_option() -> click.Option:
     )
 
 
+def where_to_run() -> list[click.Option]:
+    """Return the options that decide where runs are carried out: on a cluster, in parts, on several ranks."""
+    return [
+        click.Option(
+            ["--on"],
+            default="",
+            metavar="ENGINE",
+            help="carry the runs out on a cluster: ray (started here), ray:ADDRESS, or slurm",
+            shell_complete=beginning(("ray", "slurm")),
+        ),
+        click.Option(
+            ["--ask"],
+            default="",
+            metavar="NAME=VALUE,...",
+            help="what every run asks of --on: gpus=0.25,cpus=2; see the docs",
+        ),
+        click.Option(["--shard"], default="", metavar="I/N", help="carry out only the I-th of N parts of the runs"),
+        click.Option(
+            ["--ranks"],
+            type=int,
+            default=1,
+            metavar="N",
+            help="processes that share the batches of a run, by torchrun [1]",
+            callback=lambda _, __, count: _at_least_one(count, "--ranks"),
+        ),
+    ]
+
+
 def device_option() -> click.Option:
     """Return the option that decides where something is computed."""
     return _choice("device", DEVICES, check_device, "auto", "auto, cpu or cuda")
@@ -139,7 +167,7 @@ def own_methods() -> click.Option:
     )
 
 
-def _at_least_one(count: int) -> int:
+def _at_least_one(count: int, name: str = "--parallel") -> int:
     if count < 1:
-        raise ValueError(f"--parallel must be at least 1, not {count}")
+        raise ValueError(f"{name} must be at least 1, not {count}")
     return count

@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hatrack.cli.errors import Interrupted
-from hatrack.cli.execute import available
+from hatrack.cli.execute import chosen_device
 from hatrack.cli.values import parse_seeds
+from hatrack.experiments.costs import time_on
 from hatrack.files.atomic import writable
 from hatrack.options import nearest
 from hatrack.recipes import RECIPES
@@ -21,12 +22,21 @@ from hatrack.recipes.page import main_table, write_page
 from hatrack.recipes.recipe import Part, Recipe
 from hatrack.recipes.reproduce import Missing, carry_out, missing_rows, read_records
 from hatrack.recipes.results import Records, Results
-from hatrack.text import say
+from hatrack.text import duration, say
 from hatrack.training.checkpoint import Stopped
 
 
 def reproduce(
-    names: Sequence[str], *, only: str, seeds: str | None, quick: bool, missing: bool, page: bool, out: Path, **how: Any
+    names: Sequence[str],
+    *,
+    only: str,
+    seeds: str | None,
+    quick: bool,
+    missing: bool,
+    page: bool,
+    out: Path,
+    gpus: int | None = None,
+    **how: Any,
 ) -> None:
     """Reproduce papers, or tell what is missing.
 
@@ -37,9 +47,12 @@ def reproduce(
         quick: the small and short version.
         missing: run nothing and tell what is missing.
         page: run nothing and write the page.
+        gpus: tell how long what is missing would take on so many GPUs, with `parallel` runs on each.
         out: the folder of pages and records.
         how: device, engine, precision, save_every, parallel.
     """
+    if gpus and not missing:
+        raise ValueError(f"--gpus {gpus} goes with --missing, which tells what runs would cost; --ask gpus= asks for GPUs")
     if missing and page:
         raise ValueError("--missing and --page exclude each other")
     out = out / "quick" if quick else out
@@ -49,15 +62,15 @@ def reproduce(
     recipes = [recipe for recipe in recipes if parts.get(recipe.name)]
     if missing:
         for recipe in recipes:
-            _tell_missing(recipe, parts[recipe.name], out)
+            _tell_missing(recipe, parts[recipe.name], out, (gpus or 0, how["parallel"]))
         return
     if quick:
         say(quick_version.NOTICE)
     problems: list[str] = []
     if not page:
         everything = [part for recipe in recipes for part in parts[recipe.name]]
-        how["device"], precision = available(how["device"]), how.pop("precision") or None
-        if quick and how["device"] == "cpu":
+        how["device"], precision = chosen_device(how["device"], how), how.pop("precision") or None
+        if quick and how["device"] == "cpu" and not how["on"] and how["ranks"] == 1:
             how["parallel"] = max(how["parallel"], min(2, os.cpu_count() or 1))  # its runs are too small for several threads
         try:
             problems = carry_out(everything, out, precision, **how)
@@ -111,8 +124,8 @@ def _show(part: Part, records: Records) -> None:
         Console().print(table)
 
 
-def _tell_missing(recipe: Recipe, parts: list[Part], out: Path) -> None:
-    """Print the rows that have no records, the cheapest first, with their cost."""
+def _tell_missing(recipe: Recipe, parts: list[Part], out: Path, places: tuple[int, int]) -> None:
+    """Print the rows that have no records, the cheapest first, with their cost; `places` are GPUs and runs on each."""
     found = missing_rows(parts, read_records(out))
     rows = sum(len(part.rows) for part in parts)
     say(f"{recipe.name}: {rows - len(found)} of {rows} rows are complete in {out}")
@@ -126,13 +139,17 @@ def _tell_missing(recipe: Recipe, parts: list[Part], out: Path) -> None:
         seeds = ",".join(map(str, item.seeds))
         table.add_row(Text(item.part.name), Text(item.row.label), seeds, seconds, item.similar)
     Console().print(table)
-    say(_total(found))
+    say(_total(found, *places))
 
 
-def _total(found: Sequence[Missing]) -> str:
+def _total(found: Sequence[Missing], gpus: int = 0, each: int = 1) -> str:
     """Return what all of it would cost, so far as it is known."""
     costs = {item.row.at(seed).name: item.seconds for item in found for seed in item.seeds}  # a run of several parts once
     known = [seconds for seconds in costs.values() if seconds is not None]
     hours, runs, unknown = sum(known) / 3600, len(known), len(costs) - len(known)
     more = f", and {unknown} runs of unknown cost" if unknown else ""
-    return f"{runs} runs of about {hours:.1f} hours one after the other, on the machines of the records{more}"
+    said = f"{runs} runs of about {hours:.1f} hours one after the other, on the machines of the records{more}"
+    if gpus and known:
+        there = f"{gpus} GPU{'s' * (gpus > 1)}" + f" with {each} runs on each" * (each > 1)
+        said += f"; on {there} about {duration(time_on(known, gpus * each))}, the longest run {duration(max(known))}"
+    return said

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from hatrack.cli.group import imported_when_called
-from hatrack.cli.options import FOLDER, how_to_run, named
+from hatrack.cli.options import FOLDER, how_to_run, named, where_to_run
 from hatrack.engine.choice import PRECISIONS
 from hatrack.options import choose
 from hatrack.recipes import RECIPES
@@ -19,6 +19,9 @@ OPTIONS = [
     click.Option(["--seeds"], metavar="RANGE", help="these seeds in every row: 0-9, or 0,3 (default: each row's own)"),
     click.Option(["--quick"], is_flag=True, help="minutes on a CPU: small, short, on sample images; not the paper's"),
     click.Option(["--missing"], is_flag=True, help="run nothing; tell which rows have no record and what they would cost"),
+    click.Option(
+        ["--gpus"], type=click.IntRange(1), metavar="N", help="with --missing: tell how long that would take on N GPUs"
+    ),
     click.Option(["--page"], is_flag=True, help="run nothing; write the page from the records that are there"),
     click.Option(
         ["--out"], type=FOLDER, default=Path("reproduce"), metavar="FOLDER", help="where pages and records go [reproduce]"
@@ -35,7 +38,7 @@ def _how_to_run() -> list[click.Option]:
         help="of matrix products: tf32, float32 or bfloat16 (default: what a part asks for)",
         callback=lambda _, __, name: choose("precision", name, PRECISIONS) if name else "",
     )
-    return [precision if option.name == "precision" else option for option in how_to_run()]
+    return [precision if option.name == "precision" else option for option in (*how_to_run(), *where_to_run())]
 
 
 @click.command(params=[click.Argument(["name"], default="", shell_complete=named(RECIPES)), *OPTIONS, *_how_to_run()])

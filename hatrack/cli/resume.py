@@ -6,12 +6,15 @@ from typing import Any
 import click
 
 from hatrack.cli.group import imported_when_called
-from hatrack.cli.options import FOLDER, WATCH, how_to_run, own_methods
+from hatrack.cli.options import FOLDER, WATCH, how_to_run, own_methods, where_to_run
 
 _resume = imported_when_called("hatrack.cli.execute:resume")
 
 
-@click.command(params=[click.Argument(["folder"], type=FOLDER, default=Path("runs")), own_methods(), WATCH, *how_to_run()])
+FIXED = [click.Argument(["folder"], type=FOLDER, default=Path("runs")), own_methods(), WATCH]
+
+
+@click.command(params=[*FIXED, *how_to_run(), *where_to_run()])
 def command(folder: Path, methods: tuple[str, ...], **how: Any) -> None:
     """Continue the runs in a folder that were stopped before their end.
 

@@ -9,7 +9,17 @@ import click
 
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.cli.group import imported_when_called
-from hatrack.cli.options import FOLDER, KEEP_MODEL, WATCH, flag, from_parameter, how_to_run, named, own_methods
+from hatrack.cli.options import (
+    FOLDER,
+    KEEP_MODEL,
+    WATCH,
+    flag,
+    from_parameter,
+    how_to_run,
+    named,
+    own_methods,
+    where_to_run,
+)
 from hatrack.experiments.spec import Run
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
@@ -226,6 +236,7 @@ FIXED = [
     FROM,
     WATCH,
     *how_to_run(),
+    *where_to_run(),
 ]
 HELP = click.Option(["-h", "--help"])  # a name that no method may use
 command = RunCommand("run", params=[*NAMES, *FIXED], short_help=TEXT)

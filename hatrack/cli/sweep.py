@@ -6,7 +6,7 @@ from typing import Any, get_origin
 import click
 
 from hatrack.cli.group import imported_when_called
-from hatrack.cli.options import FOLDER, WATCH, flag, how_to_run
+from hatrack.cli.options import FOLDER, WATCH, flag, how_to_run, where_to_run
 from hatrack.cli.run import NAMES, NETWORK, SEEDS, RunCommand
 from hatrack.cli.values import convert_any, show
 from hatrack.options import Parameter
@@ -56,5 +56,6 @@ FIXED = [
     click.Option(["--dry-run"], is_flag=True, help="run nothing; list what would run and what it would cost"),
     WATCH,
     *how_to_run(),
+    *where_to_run(),
 ]
 command = SweepCommand("sweep", params=[*NAMES, *FIXED], short_help=TEXT)

@@ -9,6 +9,7 @@ from hatrack.benchmarks import BENCHMARKS
 from hatrack.cli.group import imported_when_called
 from hatrack.cli.options import FOLDER, beginning, how_to_run, named
 from hatrack.cli.run import NAMES, NETWORK, SEEDS, RunCommand, names_in
+from hatrack.clusters.request import ENGINES
 
 TEXT = "Search for good options of a method, or of several with commas between them, by their accuracy on validation data."
 SPACE = (
@@ -34,13 +35,14 @@ class TuneCommand(RunCommand):
     def names(self, args: Sequence[str]) -> dict[str, str]:
         """Return the benchmark of the trials, the methods and the network whose options the command has."""
         names = names_in(args)
-        on = _ONLY_ON.make_context("tune", list(args)).params["on"] if len(names) > 1 else ""
-        return names_in([on, *args[1:]]) if on else names
+        given = _ONLY_ON.make_context("tune", list(args)).params["on"] if len(names) > 1 else ()
+        benchmarks = [word for word in given if word.partition(":")[0] not in ENGINES]
+        return names_in([benchmarks[0], *args[1:]]) if benchmarks else names
 
 
 _ONLY_ON = click.Command(
     "tune",
-    params=[click.Option(["--on"])],
+    params=[click.Option(["--on"], multiple=True)],
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
@@ -60,8 +62,13 @@ FIXED = [
         ["--tasks-used"], type=int, metavar="N", help="tasks that first-tasks trains [3, or all if there are fewer]"
     ),
     click.Option(
-        ["--on"], metavar="BENCHMARK", help="the benchmark that transfer runs on", shell_complete=named(BENCHMARKS)
+        ["--on"],
+        multiple=True,
+        metavar="BENCHMARK|ray",
+        help="the benchmark that transfer runs on; or ray, ray:ADDRESS: carry the trials out on a cluster",
+        shell_complete=named(BENCHMARKS),
     ),
+    click.Option(["--ask"], default="", metavar="NAME=VALUE,...", help="what every run asks of --on ray: gpus=0.25,cpus=2"),
     click.Option(
         ["--sampler"],
         default="tpe",

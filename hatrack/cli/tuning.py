@@ -16,6 +16,8 @@ from hatrack.cli.errors import Interrupted
 from hatrack.cli.execute import available, chosen_seeds, own_options
 from hatrack.cli.search_space import space_of
 from hatrack.cli.values import show
+from hatrack.clusters.request import ENGINES, Request, parse_request
+from hatrack.clusters.tune_on_ray import tune_on_ray
 from hatrack.experiments.costs import expected_cost
 from hatrack.experiments.progress import Display
 from hatrack.experiments.record import Record
@@ -45,7 +47,8 @@ def tune(
     trials: int,
     protocol: str,
     tasks_used: int | None,
-    on: str | None,
+    on: Sequence[str],
+    ask: str,
     sampler: str,
     points: int,
     pruner: str,
@@ -67,7 +70,8 @@ def tune(
         trials: how many trials every method has.
         protocol: a name in `PROTOCOLS`.
         tasks_used: how many tasks the protocol "first-tasks" trains.
-        on: the benchmark of the protocol "transfer".
+        on: the benchmark of the protocol "transfer", and "ray" or "ray:ADDRESS" for trials on a cluster.
+        ask: what every run asks of the cluster.
         sampler: "tpe", "grid" or "random".
         points: the number of values per range of a grid.
         pruner: "none" or "median".
@@ -81,6 +85,7 @@ def tune(
     """
     load_optuna()
     BENCHMARKS.about(benchmark)
+    request, transfer = _sort_on(on, ask, device)
     names = method.split(",")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{twice[0]} is named twice")
@@ -90,14 +95,14 @@ def tune(
     choose("sampler", sampler, SAMPLERS)
     choose("pruner", pruner, PRUNERS)
     chosen = tuple(chosen_seeds(seed, seeds))
-    check_protocol(protocol, benchmark, on, tasks_used, seeds, given)
+    check_protocol(protocol, benchmark, transfer, tasks_used, seeds, given)
     own = own_options(names, given["method_options"])
     searches = []
     for name in names:
         mine = {**given, "method_options": own[name]}
         search = Search(
             benchmark=benchmark, method=METHODS.name_of(METHODS.find(name)), space=space_of(name, over, mine),
-            protocol=protocol, seeds=chosen, on=on or "", network=network, given=mine,
+            protocol=protocol, seeds=chosen, on=transfer or "", network=network, given=mine,
             sampler=sampler, pruner=pruner, points=points, tasks_used=tasks_used or 0,
         )  # fmt: skip
         searches.append(search)
@@ -112,10 +117,25 @@ def tune(
         show_searches(searches, out, trials)
         return
     for search in searches:
-        if tuned := search_one(search, out, trials, device=available(device), **how):
+        where: dict[str, Any] = {"request": request} if request.engine else {"device": available(device)}
+        if tuned := search_one(search, out, trials, **where, **how):
             show_outcome(search, tuned, out)
         else:
             say(f"{search.name}: another process has not finished its trials; it will write the outcome")
+
+
+def _sort_on(on: Sequence[str], ask: str, device: str) -> tuple[Request, str | None]:
+    """Return the cluster that trials are carried out on, and the benchmark of the protocol "transfer"; --on names both."""
+    engines = [word for word in on if word.partition(":")[0] in ENGINES]
+    benchmarks = [word for word in on if word not in engines]
+    if len(engines) > 1 or len(benchmarks) > 1:
+        raise ValueError(f"--on names one benchmark and one engine at most, not {', '.join(on)}")
+    request = parse_request(engines[0] if engines else "", ask, device)
+    if request.engine == "slurm":
+        raise ValueError("--on slurm is not for a search: several jobs with the same hatrack tune command share its trials")
+    if request.files != "store":
+        raise ValueError("--ask files=folder is not for a search, whose journal and records stay on this machine")
+    return request, benchmarks[0] if benchmarks else None
 
 
 def check_protocol(
@@ -180,6 +200,8 @@ def search_one(search: Search, out: Path, trials: int, **how: Any) -> Tuned | No
             say(f"{line}; best so far {most} (trial {best.number + 1})")
 
         try:
+            if "request" in how:
+                return tune_on_ray(search, out, trials, show=show_progress, tell=tell, **how)
             return carry_out(search, out, trials, show=show_progress, tell=tell, **how)
         except Stopped:
             raise Interrupted(f"stopped, and saved; the same command goes on with {search.name}") from None

@@ -102,6 +102,19 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     return images.read_folder(path) if path.is_dir() else cache.open_npz(path)
 
 
+class MissingData(FileNotFoundError):  # noqa: N818
+    """Complete sets are not in the data folder.
+
+    Args:
+        text: which, and how to get them.
+        names: the sets.
+    """
+
+    def __init__(self, text: str, names: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.names = tuple(names)
+
+
 def require(*names: str, data: str = "full") -> None:
     """Raise a FileNotFoundError that names the missing sets and how to get them, unless all of these sets are there."""
     for name in names:
@@ -114,7 +127,7 @@ def require(*names: str, data: str = "full") -> None:
                 "--data full uses the complete set"
             )
     elif missing := [name for name in names if not cache.place(name).is_file()]:
-        raise FileNotFoundError(_advice(missing, names))
+        raise MissingData(_advice(missing, names), missing)
 
 
 def _advice(missing: Sequence[str], wanted: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """What a run would cost, by the times in the records of similar runs."""
 
+import heapq
 from collections.abc import Iterable
 from statistics import fmean
 from typing import NamedTuple
@@ -41,6 +42,21 @@ def expected_cost(run: Run, records: Iterable[Record]) -> Cost:
         if group:
             return Cost(fmean(_seconds(record, run) for record in group), words)
     return Cost(None, "no similar run has a record")
+
+
+def time_on(seconds: Iterable[float], places: int) -> float:
+    """Return how long runs take beside each other: each begins as soon as a place is free, the longest first.
+
+    This is at most 4/3 of the best that any order could do (Graham, 1969), and never less than the longest run.
+
+    Args:
+        seconds: what each run takes.
+        places: how many runs at a time: the GPUs, times the runs that share one.
+    """
+    ends = [0.0] * places
+    for length in sorted(seconds, reverse=True):
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(ends)
 
 
 def _seconds(record: Record, run: Run) -> float:

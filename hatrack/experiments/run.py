@@ -43,6 +43,7 @@ from hatrack.text import printable, shorten
 from hatrack.tracking.trackers import Log, make_trackers
 from hatrack.training.checkpoint import Stopped, stopping
 from hatrack.training.progress import Progress
+from hatrack.training.ranks import Ranks
 from hatrack.training.saving import save
 from hatrack.training.trainer import Trainer
 
@@ -65,6 +66,7 @@ def run(
     after_task: AfterTask | None = None,
     tuned: Mapping[str, Any] | None = None,
     log: Log | Sequence[Log] | None = None,
+    ranks: Ranks | None = None,
 ) -> Record:
     """Carry out a run, or continue it where it was stopped.
 
@@ -86,6 +88,7 @@ def run(
             own, and a run that is continued the one that it began with.
         log: where the results of every epoch go, as in `Trainer`: "tensorboard", "wandb", a function, a list of these. It is
             no part of the run: name and record are the same without it.
+        ranks: the processes that carry out this run together, each with its part of every batch; None for this one alone.
 
     Returns:
         The record.
@@ -116,7 +119,7 @@ def run(
         began = time.perf_counter()
         trainer.tasks = tasks = build_tasks(spec, device)  # what is wrong with a run shows here, before anything is written
         trainer.check_tasks()
-        trainer.count_costs = True
+        trainer.count_costs, trainer.ranks = True, ranks
         if spec.watch_tasks:
             trainer.watch_tasks, trainer.after_epoch = tasks, CapacityCurve()
         compiles = trainer.compiles(METHODS.find(spec.method), torch.device(device).type)
@@ -125,6 +128,8 @@ def run(
         method = build_method(spec, tasks, build_trunk(spec, tasks), device)
         for task in tasks:
             task.target.check_for(type(method).__name__, method.targets, task.name)
+        if ranks:
+            ranks.check_method(method)
         first = pretraining_task(spec, tasks)
         if folder:
             open_files.enter_context(folder)  # an error now, not after hours, if nothing can be written there
@@ -160,6 +165,7 @@ def run(
         if ahead and engines == ["compiled"]:
             ahead.remember()
         record.versions |= {"engine": " and ".join(engines) or "none", "precision": used}
+        record.versions |= {"ranks": ranks.size} if ranks else {}
         if folder and keep_model:
             save(method, folder.model, **described_trunk(spec))
         if folder:
@@ -245,6 +251,8 @@ def _run(
                 raise Stopped(f"stopped before task {task.name!r}, and saved")
         watch = time.perf_counter()
         method.learn(task, trainer)
+        if trainer.ranks:
+            trainer.ranks.check_same(method)
         rows["seconds"].append(time.perf_counter() - watch)
         if models:  # before the next task begins: a run that continues there has this model
             save(method, models.task_model(task.index), **described_trunk(spec))

@@ -2,8 +2,9 @@
 
 Beside the record NAME.json lie, until it is there, the folder NAME.part with the saved states and the lock NAME.lock. A file
 `again` in the folder says that the run is to replace the record that it has, a file `keep` which models the run keeps, a
-file `tuned` how its options were chosen, a file `extended` which finished run it goes on from. The file `epochs.jsonl` has a
-line for every epoch, see `hatrack.tracking.lines`; nothing of the run depends on it.
+file `tuned` how its options were chosen, a file `extended` which finished run it goes on from, a file `failed` why it ended
+without a record on a cluster. The file `epochs.jsonl` has a line for every epoch, see `hatrack.tracking.lines`; nothing of
+the run depends on it.
 
 Only files that a run made are ever removed, and NAME.part must be a folder, not a link to one: what lies elsewhere, and what
 somebody put there, is left alone.
@@ -21,11 +22,19 @@ from filelock import FileLock, Timeout
 from hatrack.experiments.arguments import check_note
 from hatrack.experiments.record_schema import EXTENDED
 from hatrack.files import tensors as tensor_files
-from hatrack.files.atomic import check_own_folder, is_plain, read_bytes, remove_leftovers, target_of, write
+from hatrack.files.atomic import (
+    check_own_folder,
+    is_plain,
+    read_bytes,
+    read_names_anew,
+    remove_leftovers,
+    target_of,
+    write,
+)
 from hatrack.tracking.reader import FILE as LINES
 from hatrack.training.checkpoint import STATE, Checkpointer
 
-AGAIN, KEEP, NOTE, EXTENDS = "again", "keep", "tuned", "extended"
+AGAIN, KEEP, NOTE, EXTENDS, FAILED = "again", "keep", "tuned", "extended", "failed"
 TRUNK = "pretrained.trunk"
 
 
@@ -54,6 +63,7 @@ class RunFolder:
             raise ValueError(f"{self.path.stem} is being run by another process") from None
         except OSError as error:
             raise ValueError(f"can't write to the folder {place}: {error.strerror}") from None
+        read_names_anew(place)  # on a network file system: another machine may have written the record just now
         models = {place / target_of(file.name) for file in place.glob(f".{escape(self.path.stem)}.*safetensors.*")}
         for name in (self.record, *sorted(models), *(self.path / name for name in sorted(self._names()))):
             remove_leftovers(name)  # half written when a process was killed
@@ -74,7 +84,9 @@ class RunFolder:
     def _names(self) -> set[str]:
         """Return the names of files of the run in its folder, also of those that are half written."""
         found = (target_of(file.name) for file in self.path.glob("*"))
-        return {name for name in found if name in (AGAIN, KEEP, NOTE, EXTENDS, TRUNK, LINES) or STATE.fullmatch(name)}
+        return {
+            name for name in found if name in (AGAIN, KEEP, NOTE, EXTENDS, FAILED, TRUNK, LINES) or STATE.fullmatch(name)
+        }
 
     @property
     def has_states(self) -> bool:
@@ -163,6 +175,18 @@ class RunFolder:
             raise ValueError(f"{self.path / EXTENDS} does not say what was extended: {error}; remove {self.path}") from None
         return known
 
+    def note_failure(self, why: str) -> None:
+        """Note why the run ended without a record, for `hatrack status`. The run may be tried again."""
+        self.checkpointer.make_folder()
+        write(self.path / FAILED, json.dumps({"why": why, "spec": self.spec}), follow=False, private=True)
+
+    def failure(self) -> str:
+        """Return what `note_failure` noted; empty if nothing was."""
+        with suppress(OSError, ValueError, RecursionError):
+            found = json.loads(read_bytes(self.path / FAILED))
+            return str(found["why"]) if isinstance(found, dict) and "why" in found else ""
+        return ""
+
     def remove_states(self) -> None:
         """Remove the files of the run, and their folder if nothing else is in it: the run has its record, or starts anew."""
         for file in self.files():
@@ -211,7 +235,7 @@ def _spec_in(file: Path) -> dict[str, Any] | None:
         if file.name == AGAIN:
             spec = json.loads(read_bytes(file))
         else:
-            spec = (json.loads(read_bytes(file)) if file.name == KEEP else tensor_files.load(file)[1])["spec"]
+            spec = (json.loads(read_bytes(file)) if file.name in (KEEP, FAILED) else tensor_files.load(file)[1])["spec"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return spec if isinstance(spec, dict) else None

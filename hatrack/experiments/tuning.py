@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 SEED_STEP = 10_000  # the step of task t of the s-th seed is s * SEED_STEP + t
 POLL = 0.5  # seconds between two looks whether another process has finished the same run
 Show = Callable[[int, float, str], None]  # the number of a trial, how much of it is done, and where it stands
+ShowRun = Callable[[float, str], None]  # the same of one run
+Carry = Callable[..., Record]  # carries out a run: see `run_here`
 
 
 class Pruned(Exception):  # noqa: N818
@@ -54,6 +57,7 @@ def tune(
     *,
     show: Show | None = None,
     tell: Callable[[Finished, Finished], None] | None = None,
+    carry: Carry | None = None,
     **how: Any,
 ) -> Tuned | None:
     """Carry out a search, or continue it. Several processes may carry out the same one.
@@ -64,6 +68,7 @@ def tune(
         trials: how many trials there are in all, those of other processes included.
         show: is told how far a trial is, after every epoch.
         tell: is told of every trial that ends in this process, and of the best one so far.
+        carry: carries out a run of a trial; by default `run_here`.
         how: device, engine, precision and save_every, as `run` takes them.
 
     Returns:
@@ -74,7 +79,7 @@ def tune(
         with journal.next_trial(trials) as trial:
             if trial is None:
                 break
-            _carry_out(journal, trial, show, how)
+            _carry_out(journal, trial, show, carry or run_here, how)
         if tell:
             done = finished(journal)
             tell(next(one for one in done if one.number == trial.number), best_of(done))
@@ -124,7 +129,25 @@ def best_of(done: list[Finished]) -> Finished:
     return max(whole or done, key=lambda one: (one.value, -one.number))
 
 
-def _carry_out(journal: Journal, trial: "FrozenTrial", show: Show | None, how: Mapping[str, Any]) -> None:
+def run_here(spec: Run, records: Path, *, after_task: "Watch", show: ShowRun | None, **how: Any) -> Record:
+    """Carry out a run of a trial in this process.
+
+    Args:
+        spec: what to run.
+        records: the folder of the records of the search.
+        after_task: is given the accuracies on validation data after every task, and may end the run.
+        show: is told how far the run is.
+        how: device, engine, precision and save_every.
+    """
+
+    def progress(event: ProgressEvent) -> None:
+        if show:
+            show(*describe(spec, event))
+
+    return run(_free(spec, records), records, after_task=after_task, progress=progress, **how)
+
+
+def _carry_out(journal: Journal, trial: "FrozenTrial", show: Show | None, carry: Carry, how: Mapping[str, Any]) -> None:
     """Carry out the runs of a trial and write its value to the journal."""
     number, records = trial.number, journal.folder / "records"
     runs = journal.search.runs(to_values(journal.search.space, trial.params))
@@ -133,8 +156,8 @@ def _carry_out(journal: Journal, trial: "FrozenTrial", show: Show | None, how: M
         if journal.below_median(number):  # it was interrupted before the pruner could end it
             raise Pruned
         for place, spec in enumerate(runs):
-            watch = _Watch(journal, number, place, last=place == len(runs) - 1)
-            record = run(_free(spec, records), records, after_task=watch, progress=_progress(number, spec, show), **how)
+            watch = Watch(journal, number, place, last=place == len(runs) - 1)
+            record = carry(spec, records, after_task=watch, show=show and partial(show, number), **how)
             watch.report(record.valid_accuracy)  # of a run that had its record
             matrices.append(record.valid_accuracy)
         journal.finish(number, objective(matrices))
@@ -151,7 +174,7 @@ def _carry_out(journal: Journal, trial: "FrozenTrial", show: Show | None, how: M
                 folder.remove_states()
 
 
-class _Watch:
+class Watch:
     """Reports a run after every task, and ends it if the pruner says so. It is given validation accuracies only."""
 
     def __init__(self, journal: Journal, number: int, place: int, last: bool) -> None:
@@ -176,12 +199,6 @@ class _Watch:
 
     def _ends_trial(self, rows: Matrix) -> bool:
         return self.last and len(rows) == len(rows[-1])
-
-
-def _progress(number: int, spec: Run, show: Show | None) -> Callable[[ProgressEvent], None] | None:
-    if show is None:
-        return None
-    return lambda event: show(number, *describe(spec, event))
 
 
 def _free(spec: Run, records: Path) -> Run:

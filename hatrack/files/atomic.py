@@ -136,6 +136,13 @@ def flush_names(folder: Path) -> None:
             os.close(handle)
 
 
+def read_names_anew(folder: Path) -> None:
+    """Read the names of files in a folder from the server, of which a network file system keeps a copy for a while: opening
+    the folder makes NFS ask whether it has changed."""
+    with suppress(OSError):
+        os.close(os.open(folder, os.O_RDONLY))
+
+
 # Folders
 
 

@@ -5,10 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hatrack.clusters.dispatch import hold_cluster, run_anywhere
+from hatrack.clusters.request import Submitted, parse_request
 from hatrack.engine.choice import Precision
 from hatrack.experiments.costs import expected_cost
 from hatrack.experiments.flatness import OPTIONS, measure_run, read_flatness, write_flatness
-from hatrack.experiments.parallel import run_all
 from hatrack.experiments.progress import Display
 from hatrack.experiments.record import Record
 from hatrack.experiments.spec import Run
@@ -80,24 +81,45 @@ def carry_out(parts: Sequence[Part], out: Path, precision: Precision | None, *, 
         parts: the parts.
         out: the folder of the pages; records go to its folder `records`.
         precision: of matrix products; None for what each part asks for, which holds on a GPU only.
-        device: "cpu" or "cuda".
-        how: engine, save_every, parallel: see `run_all`.
+        device: "cpu" or "cuda"; with a cluster also "auto".
+        how: engine, save_every, parallel, and where to run: see `run_anywhere`.
 
     Returns:
         Why some runs have no record: they diverged, or the data of their benchmark are not there; a sentence each.
     """
-    problems = []
-    for kept in (True, False):  # a run of two parts keeps its models if one of them needs them
-        for (wanted, _), runs in wanted_runs([part for part in parts if part.flatness == kept]).items():
-            chosen = precision or (wanted if device == "cuda" else "tf32")
-            todo = [run for run in runs if not kept or read_flatness(out / RECORDS / f"{run.name}.json") is None]
-            try:
-                run_all(todo, out / RECORDS, precision=chosen, device=device, keep_each=kept, **how)
-                for run in todo if kept else ():
-                    _measure_flatness(out / RECORDS / f"{run.name}.json", device)
-            except (Diverged, FileNotFoundError) as error:  # the other runs go on
-                problems += str(error).splitlines()
+    problems, submitted = list[str](), list[str]()
+    request = parse_request(how.get("on", ""), how.get("ask", ""), device)
+    fleet = bool(request.engine)
+    expected = (Diverged, FileNotFoundError, ValueError) if fleet else (Diverged, FileNotFoundError)
+    local = request.device if fleet else device
+    with hold_cluster(request):
+        for kept in (True, False):  # a run of two parts keeps its models if one of them needs them
+            for wanted, runs in _groups([part for part in parts if part.flatness == kept], fleet):
+                chosen = precision or (wanted if local == "cuda" else "tf32")
+                todo = [run for run in runs if not kept or read_flatness(out / RECORDS / f"{run.name}.json") is None]
+                try:
+                    done = run_anywhere(todo, out / RECORDS, precision=chosen, device=device, keep_each=kept, **how)
+                    for record in done if kept else ():
+                        _measure_flatness(out / RECORDS / f"{record.name}.json", "cpu" if fleet else device)
+                except expected as error:  # the other runs go on
+                    problems += str(error).splitlines()
+                except Submitted as error:
+                    submitted.append(str(error))
+    if submitted:
+        raise Submitted("; ".join(submitted))
     return problems
+
+
+def _groups(parts: Sequence[Part], fleet: bool) -> list[tuple[Precision, list[Run]]]:
+    """Return the runs of parts with their precision, by benchmark: where its data are missing, the others go on. A fleet, in
+    which every run fails alone, gets all at once."""
+    found = wanted_runs(parts)
+    if not fleet:
+        return [(precision, runs) for (precision, _), runs in found.items()]
+    merged: dict[Precision, list[Run]] = {}
+    for (precision, _), runs in found.items():
+        merged.setdefault(precision, []).extend(runs)
+    return list(merged.items())
 
 
 def _measure_flatness(path: Path, device: str) -> None:

@@ -3,7 +3,8 @@
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -42,6 +43,7 @@ from hatrack.training.counting import (
 )
 from hatrack.training.fit_optimizers import Optimizers
 from hatrack.training.prefetch import Prefetcher
+from hatrack.training.ranks import Ranks
 
 
 def max_steps(task: Task, regime: Regime) -> int:
@@ -131,6 +133,7 @@ class FitLoop:
         self.resumed: dict[str, Tensor] = {}  # the state of the generators, if the fit continues within an epoch
         self.after_step: Callable[[FitLoop], None] | None = None
         self.augment: Callable[[Tensor], Tensor] | None = None  # of the images of a step; then steps run eagerly
+        self.ranks: Ranks | None = None  # the processes that share the parts of every batch; then steps run eagerly
 
     # The step
 
@@ -168,10 +171,25 @@ class FitLoop:
         x, y, target = batch.x.chunk(count), batch.y.chunk(count), batch.target.for_parts(batch.y)
         tasks: Sequence[TaskId] = batch.task.chunk(count) if isinstance(batch.task, Tensor) else [batch.task] * len(y)
         for k, task in enumerate(tasks):
-            found: Any = self.method.loss(batch._replace(x=x[k], y=y[k], task=task, target=target))
+            if self.ranks and k != self.ranks.rank:
+                continue
+            with self._dropout_of_rank():
+                found: Any = self.method.loss(batch._replace(x=x[k], y=y[k], task=task, target=target))
             losses.append(found * (len(y[k]) / len(batch.y)))
             losses[-1].backward()
+        if self.ranks:
+            return self.ranks.sum_parts(list(self.method.parameters()), losses[0].detach() if losses else None)
         return torch.stack(losses).sum()
+
+    @contextmanager
+    def _dropout_of_rank(self) -> Iterator[None]:
+        """On ranks, every part of every step draws from a generator of its own; what all ranks draw stays the same."""
+        if self.ranks is None:
+            yield
+            return
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(derive(self.seed, "dropout", len(self.result.epochs), self.step_index, self.ranks.rank))
+            yield
 
     def _fetch_and_step(self, index: Tensor, number: Tensor) -> Tensor:
         """`step` as it is before it is recorded: the numbers of the batch's examples, and the number of the batch."""
@@ -303,7 +321,8 @@ class FitLoop:
             self.flops[len(index)] = count_trial_step(self.train_step, inputs, self.method)
             self.step(index, number)
         else:  # a step that is to be recorded runs eagerly at first
-            self.flops[len(index)] = count_real_step(self.step, (index, number))
+            count = count_real_step(self.step, (index, number))
+            self.flops[len(index)] = self.ranks.total(count) if self.ranks and count is not None else count
         reset_peak(self.device)
 
     def _note_peak(self) -> None:

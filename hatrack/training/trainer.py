@@ -34,6 +34,7 @@ from hatrack.training.augmentation import Augment, check_augment
 from hatrack.training.checkpoint import Checkpointer, State
 from hatrack.training.fit_loop import FitLoop, max_steps
 from hatrack.training.progress import Progress, ProgressEvent, find_console, show_progress
+from hatrack.training.ranks import Ranks
 
 HALVINGS = 10  # of the learning rate of one fit, at most
 
@@ -110,6 +111,7 @@ class Trainer:
         self.after_epoch: Callable[[Method, FitResult], None] | None = None  # it may add to what the result has
         self.tasks: Sequence[Task] = ()  # all tasks of the run, if they are known
         self.wait_for_code: Callable[[Task], None] | None = None  # until the step of a task is compiled in another process
+        self.ranks: Ranks | None = None  # the processes that share the batches of this run
         self.count_costs = False  # whether fits count the operations of their steps and measure memory, for a record
         self.fits: list[FitResult] = []
         self.carried: WeakKeyDictionary[Method, CarriedState] = WeakKeyDictionary()
@@ -146,7 +148,7 @@ class Trainer:
         loop = FitLoop(
             method, task, regime, plain or {}, seed, engine, watch=self.watch, steps=steps, count_costs=self.count_costs
         )
-        loop.augment = function
+        loop.augment, loop.ranks = function, self.ranks
         if loop.compiled and self.wait_for_code:
             self.wait_for_code(task)
         for name, parameter in loop.weights.items() if regime.keep_state else ():

@@ -1,0 +1,88 @@
+"""A cluster of Ray: one that is started on this machine and stopped at the end, or one that is there."""
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hatrack import _version
+from hatrack.clusters.request import Request
+
+MISSING = "--on ray needs Ray, which is not installed: pip install 'hatrack[ray]'"
+LOOPBACK = "127.0.0.1"
+_held: list[Request] = []  # the cluster that this process is connected to by `connected`
+
+
+def load_ray() -> Any:
+    """Import Ray and return it; raise a ValueError with the command that installs it if it is missing."""
+    try:
+        import ray
+    except ImportError:
+        raise ValueError(MISSING) from None
+    return ray
+
+
+@contextmanager
+def connected(request: Request) -> Iterator[Any]:
+    """Within it this process is connected to a cluster. Without an address one is started here, and stopped at the end. A
+    block within a block for the same request uses the same cluster.
+
+    Args:
+        request: the address, and what a run asks for.
+
+    Yields:
+        The module `ray`.
+    """
+    ray = load_ray()
+    if _held == [request]:  # an outer block has it
+        yield ray
+        return
+    if ray.is_initialized():
+        raise ValueError("this process is connected to a cluster of Ray already; ray.shutdown() ends that")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if request.address:
+            ray.init(address=request.address, **common)
+        else:
+            with _same_code():
+                here = {"include_dashboard": False, "_node_ip_address": LOOPBACK, "num_cpus": os.cpu_count()}
+                ray.init(address="local", **here, **common)
+    except (ConnectionError, TimeoutError, ValueError, RuntimeError) as error:
+        said = " ".join(str(error).split())
+        where = f"no cluster of Ray can be reached at {request.address}" if request.address else "Ray can't be started here"
+        raise ValueError(f"{where}: {said}") from None
+    _restore(handlers)  # Ray takes SIGTERM for itself
+    _held[:] = [request]
+    try:
+        yield ray
+    finally:
+        _held.clear()
+        ray.shutdown()
+        _restore(handlers)
+
+
+def _restore(handlers: dict[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        try:
+            signal.signal(number, handler)
+        except ValueError:  # not the main thread
+            return
+
+
+@contextmanager
+def _same_code() -> Iterator[None]:
+    """Within it processes are started that import the same code as this one, whatever folder it lies in. They have the same
+    priority as this one, and send nothing to the makers of Ray."""
+    before = dict(os.environ)
+    paths = [str(Path(_version.__file__).parent.parent), os.getcwd(), before.get("PYTHONPATH", "")]
+    own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", **before}
+    os.environ.update({**own, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
