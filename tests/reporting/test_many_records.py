@@ -13,7 +13,8 @@ CODE = """
 import json, resource, sys, time
 from hatrack.reporting.report import report
 page = report(sys.argv[1])
-print(json.dumps([time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, page.stat().st_size / 1e6]))
+most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps([time.process_time(), most, page.stat().st_size / 1e6]))
 """
 
 
