@@ -17,7 +17,7 @@ H.panels.scatter = (figure, plot) => {
     }
     if (rows.length <= 14) {
       const near = H.labelPlaces(rows.map((r) => [r.forgetting, r.accuracy]));
-      const labels = chart.text({ field: "x" }, { field: "y" }, { field: "t" }, { source: H.source({ x: rows.map((r) => factor * r.forgetting), y: rows.map((r) => factor * r.accuracy), t: rows.map((r) => r.method.label), down: near }),
+      const labels = chart.text({ field: "x" }, { field: "y" }, { field: "t" }, { source: H.source({ x: rows.map((r) => factor * r.forgetting), y: rows.map((r) => factor * r.accuracy), t: rows.map((r) => (r.method.name.length > 24 ? `${r.method.name.slice(0, 23)}…` : r.method.name)), down: near }),
         x_offset: 15, y_offset: { field: "down" }, text_baseline: "middle", text_font_size: "12px", text_color: H.colours().muted, text_font: getComputedStyle(document.body).fontFamily });
       labels.name = "labels";
     }
@@ -87,6 +87,8 @@ H.panels.beside = (figure, plot) => {
     const settings = H.shownSettings().map((k) => H.data.settings[k]).slice(0, 8), shown = settings.flatMap((s) => s.methods.filter((m) => H.isShown(m) && !m.reference).map((m) => [s, m]));
     const first = shown.map(([, m]) => m).filter((m, k, all) => all.findIndex((other) => other.label === m.label) === k);
     H.legend(legend, first, chosen, draw);
+    const lines = { solid: "━━", dashed: "╍╍", dotted: "┉┉", dotdash: "━·━" };
+    figure.querySelector("[data-controls]").replaceChildren(...settings.map((s, k) => H.el("span", { class: "key" }, H.el("b", { "aria-hidden": "true", text: lines[dashes[k % dashes.length]] }), s.title)));
     const count = Math.max(1, ...settings.map((s) => s.tasks.length));
     const chart = H.figure({ height: 380, x: "tasks learned", y: "average score, %", ticks: H.ticksTo(count) });
     const marks = H.lines(chart, shown.map(([s, method]) => ({ method, label: method.label, setting: s.title, dash: dashes[settings.indexOf(s) % dashes.length], values: H.seedPlaces(method).map((k) => H.averages(method.matrices[k], s.tasks.length)) })), chosen, 100);
@@ -176,8 +178,7 @@ H.panels.sweep = (figure, plot) => {
     const colours = H.isDark() ? ["#569ad9", "#ff8a59", "#38c791", "#f29bcb", "#e3c53c", "#abaeff"] : ["#0c8fc8", "#e3720f", "#05795c", "#c94692", "#94571b", "#4e3db1"], values = sweep.axes[axes[0]], factor = sweep.measures[place].percent ? 100 : 1;
     controls.replaceChildren();
     H.choice(controls, "Measure", sweep.measures.map((m, k) => ({ value: String(k), text: m.title })), String(place), (value) => { place = Number(value); draw(); });
-    const names = Object.fromEntries(values.map((text, k) => [k + 1, text]));
-    const chart = H.figure({ height: 320, x: axes[0], y: sweep.measures[place].title + (factor === 100 ? ", %" : ""), ticks: values.map((_, k) => k + 1), tickNames: names });
+    const chart = H.figure({ height: 320, x: axes[0], y: sweep.measures[place].title + (factor === 100 ? ", %" : ""), ticks: values.map((_, k) => k + 1), tickNames: values });
     const groups = new Map(), marks = [];
     for (const row of sweep.rows) { const key = row.point.slice(1).join(", "); groups.set(key, [...(groups.get(key) || []), row]); }
     let k = 0;
