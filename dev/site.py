@@ -1,10 +1,10 @@
 """Collects the pages of the documentation site in build/docs, from which Zensical makes site/.
 
-They are the pages of docs/, CONTRIBUTING.md, the API reference (from the docstrings) and the tutorial (run here).
+They are the pages of docs/, CONTRIBUTING.md, the API reference (from the docstrings), the tutorial (run here), the gallery.
 Links to files that are no part of the site become plain text.
 
 python -m dev.site                # all of it
-python -m dev.site --no-tutorial  # the tutorial without outputs and figures, for a quick look
+python -m dev.site --no-tutorial  # the tutorial without outputs and figures, the gallery without the demonstration
 """
 
 import os
@@ -13,7 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from dev import api_reference, tutorial
+from dev import api_reference, gallery, tutorial
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, OUT = ROOT / "docs", ROOT / "build" / "docs"
@@ -63,6 +63,7 @@ def main(run_tutorial: bool) -> None:
     if run_tutorial:
         print("Running the tutorial for its page; this takes one or two minutes.", flush=True)
     tutorial.write(OUT / "tutorial", run=run_tutorial)
+    gallery.main(OUT, run_demo=run_tutorial)
 
 
 if __name__ == "__main__":

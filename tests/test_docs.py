@@ -176,7 +176,12 @@ def test_the_site_has_every_page_in_its_navigation():
                 yield from files(value) if isinstance(value, list) else [value]
 
     named = list(files(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
-    made = {"contributing.md", "tutorial/what_is_forgetting.md", *(f"api/{stem}.md" for stem in api_reference.PAGES)}
+    made = {
+        "contributing.md",
+        "gallery.md",
+        "tutorial/what_is_forgetting.md",
+        *(f"api/{stem}.md" for stem in api_reference.PAGES),
+    }
     assert sorted(named) == sorted(pages() | {f"methods/{name}.md" for name in METHODS} | {"README.md"} | made)
 
 

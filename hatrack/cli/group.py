@@ -30,7 +30,7 @@ COMMANDS: Registry[click.Command] = Registry("command", {
     "show": Entry("hatrack.cli.show:command", "Show what a record holds: its settings, its results, and how to go on."),
     "extend": Entry("hatrack.cli.extend:command", "Go on with more tasks from a run that kept its model."),
     "watch": Entry("hatrack.cli.watch:command", "Show the page of a folder in the browser while its runs go on."),
-    "report": Entry("hatrack.cli.report:command", "Make a page, figures and a table of the records in a folder."),
+    "report": Entry("hatrack.cli.report:command", "Make a page and tables of the records in a folder."),
     "table": Entry("hatrack.cli.table:command", "Print the ranking of records as a table for a paper."),
     "figure": Entry("hatrack.cli.figure:command", "Draw figures of records for a paper, as PDF, SVG or PNG."),
     "inspect": Entry("hatrack.cli.inspect:command", "Show what each task uses of a network, and what is free."),

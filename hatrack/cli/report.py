@@ -1,4 +1,4 @@
-"""`hatrack report`: a page, figures and a table of the records in a folder."""
+"""`hatrack report`: a page and tables of the records in a folder."""
 
 from pathlib import Path
 
@@ -6,8 +6,9 @@ import click
 
 from hatrack.cli.group import imported_when_called
 from hatrack.cli.options import BUDGET, BUDGET_OF, FOLDER
+from hatrack.text import say
 
-_report = imported_when_called("hatrack.cli.reporting:make_report")
+_report = imported_when_called("hatrack.reporting.report:report")
 
 
 @click.command()
@@ -16,7 +17,9 @@ _report = imported_when_called("hatrack.cli.reporting:make_report")
 @BUDGET
 @BUDGET_OF
 def command(folder: Path, out: Path | None, budget: str | None, budget_of: str) -> None:
-    """Make a page, figures and a table of the records in FOLDER."""
+    """Make a page and tables of the records in FOLDER."""
     if not folder.is_dir():
         raise ValueError(f"no folder {str(folder)!r}; hatrack run ... --out {folder} would make one")
-    _report(folder, out, budget=budget, budget_of=budget_of)
+    say(f"reading {sum(1 for _ in folder.glob('*.json'))} records in {folder}")
+    page = _report(folder, out, budget=budget, budget_of=budget_of)
+    say(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB), table.csv and by_task.csv")

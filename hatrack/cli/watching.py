@@ -2,6 +2,7 @@
 
 import multiprocessing
 import signal
+import socket
 import threading
 import webbrowser
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from hatrack.experiments.worker_pool import without_ctrl_c
 from hatrack.reporting.page import collect, page_json, render_page
 from hatrack.text import say
 from hatrack.watching.folder import WatchedFolder
-from hatrack.watching.server import PORT, WatchServer
+from hatrack.watching.server import HOST, PORT, WatchServer
 
 
 def watch(folder: Path, port: int | None, *, browser: bool) -> None:
@@ -32,7 +33,8 @@ def watch(folder: Path, port: int | None, *, browser: bool) -> None:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
-    _serve(server, f"{folder} is shown at {server.address} (on this machine only); Ctrl-C ends this, not the runs", browser)
+    say(f"{folder} is shown at {server.address} (on this machine only); Ctrl-C ends this, not the runs")
+    _serve(server, browser)
 
 
 def make_server(folder: Path, port: int | None) -> WatchServer:
@@ -49,8 +51,7 @@ def make_server(folder: Path, port: int | None) -> WatchServer:
         return make(port=0)
 
 
-def _serve(server: WatchServer, text: str, browser: bool) -> None:
-    say(text)
+def _serve(server: WatchServer, browser: bool) -> None:
     if browser:
         with suppress(Exception):  # a machine may have none
             webbrowser.open(server.address)
@@ -66,7 +67,9 @@ def watched(folder: Path) -> Iterator[None]:
         folder: the folder of the records; it is made if it is not there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    process = multiprocessing.get_context("spawn").Process(target=_watch_beside, args=(folder,), daemon=True)
+    port = _free_port()  # known before the process is there: nothing is printed into the bar of the runs later
+    say(f"{folder} is shown at http://{HOST}:{port}/ (on this machine only) while the runs go on")
+    process = multiprocessing.get_context("spawn").Process(target=_watch_beside, args=(folder, port), daemon=True)
     with without_ctrl_c():  # which is for the runs
         process.start()
     try:
@@ -76,12 +79,22 @@ def watched(folder: Path) -> Iterator[None]:
         process.join()
 
 
-def _watch_beside(folder: Path) -> None:
+def _free_port() -> int:
+    """Return the usual port, or another if it is taken."""
+    for port in (PORT, 0):
+        with socket.socket() as one, suppress(OSError):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind((HOST, port))
+            return int(one.getsockname()[1])
+    raise ValueError("there is no port that is free")
+
+
+def _watch_beside(folder: Path, port: int) -> None:
     """The main function of the process beside runs: it ends when the process with the runs does, however that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    server = make_server(folder, None)
+    server = make_server(folder, port)
     threading.Thread(target=_end_with_parent, args=(server,), daemon=True).start()
-    _serve(server, f"{folder} is shown at {server.address} (on this machine only) while the runs go on", browser=True)
+    _serve(server, browser=True)
 
 
 def _end_with_parent(server: WatchServer) -> None:

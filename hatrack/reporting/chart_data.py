@@ -10,10 +10,11 @@ from hatrack.experiments.record import Record
 from hatrack.reporting.by_task import ByTask, by_task
 from hatrack.reporting.capacity import capacities
 from hatrack.reporting.curves import mean_watched
+from hatrack.reporting.facts import short_names
 from hatrack.reporting.looks import Look
 from hatrack.reporting.measures import MeanStd
 from hatrack.reporting.references import counted_accuracy
-from hatrack.reporting.tables import Row, Setting, changed_options
+from hatrack.reporting.tables import Row, Setting, changed_options, flat_table, option_text
 from hatrack.text import is_percent, printable
 
 DIGITS = 10_000  # accuracies are whole numbers of this part of 1: four digits are more than a picture shows
@@ -32,6 +33,7 @@ def chart_data(setting: Setting, looks: dict[str, Look]) -> dict[str, Any]:
     ratios = {row.label: row for row in by_task(setting)}
     return {
         "title": setting.title,
+        "common": {printable(name): option_text(value) for name, value in flat_table(setting.common).items()},
         "score": setting.score,
         "percent": is_percent(setting.score),
         "tasks": setting.tasks,
@@ -44,6 +46,7 @@ def _method(setting: Setting, row: Row, ratio: ByTask, look: Look, most: int) ->
     records = setting.methods[row.label]
     return {
         "label": row.label,
+        "name": short_names(setting)[row.label],
         "method": printable(records[0].spec.method),
         "options": {printable(name): text for name, text in changed_options(records[0]).items()},
         "reference": row.reference,

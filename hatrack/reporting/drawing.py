@@ -59,7 +59,7 @@ class Drawing:
     kind: str  # of a recipe's plot, or "compression"
     label: str  # of the method; empty if the figure shows all methods
     name: str  # of the file, without its ending
-    svg: str  # empty for a matrix: the page shows it as a table
+    svg: str
     png: bytes
 
 
@@ -166,8 +166,7 @@ def render(kind: str, label: str, name: str, figure: Figure, description: str) -
     """Render a figure in both formats, without dates, so that the same records give the same bytes."""
     png, svg = io.BytesIO(), io.StringIO()
     figure.savefig(png, format="png", metadata={"Software": None})
-    if kind != "matrix":
-        figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.savefig(svg, format="svg", metadata={"Date": None})
     return Drawing(kind, label, name, inline_svg(svg.getvalue(), name, description), png.getvalue())
 
 

@@ -36,6 +36,15 @@ def forgets_nothing(records: list[Record]) -> bool:
     return all(checked(record) and record.summary["forgetting"] == 0 for record in records)
 
 
+def short_names(setting: Setting) -> dict[str, str]:
+    """Return a name for every label: the method without its options, if it has only one variant here."""
+    methods = [printable(records[0].spec.method) for records in setting.methods.values()]
+    return {
+        label: method if methods.count(method) == 1 else label
+        for label, method in zip(setting.methods, methods, strict=True)
+    }
+
+
 def cards(setting: Setting) -> list[dict[str, Any]]:
     """Return the three cards of the first screen, each with a title, a large text and lines."""
     return [_best(setting), _forgets(setting), _trust(setting)]
@@ -60,10 +69,12 @@ def _best(setting: Setting) -> dict[str, Any]:
         large = max(means, key=lambda name: means[name])
         few = f"Too few seeds to name a winner: {FEWEST} or more are needed."
         how = few if len(values) > 1 else "The only method."
+    names = short_names(setting)
     if len(best) > 1:
-        lines = [f"{name}: {with_unit(setting.score, means[name])}" for name in best]
+        lines = [f"{names[name]}: {with_unit(setting.score, means[name])}" for name in best]
     else:
         lines = [with_unit(setting.score, means[large])]
+        large = names[large]
     return {"title": f"Best average {setting.score}", "large": large, "lines": [*_listed(lines), how]}
 
 
@@ -75,9 +86,10 @@ def _forgets(setting: Setting) -> dict[str, Any]:
     none = [name for name in found if forgets_nothing(setting.methods[name])]
     rest = sorted((name for name in found if name not in none), key=lambda name: found[name])
     unit = " points" if measure.unit == "%" else ""
-    lines = [f"{join_names(_listed(none))}: exactly zero, checked bit for bit"] if none else []
+    names = short_names(setting)
+    lines = [f"{join_names(_listed([names[name] for name in none]))}: exactly zero, checked bit for bit"] if none else []
     ends = rest if len(rest) <= 3 else [rest[0], rest[-1]]
-    lines += [f"{name}: {format_number(measure, found[name])}{unit}" for name in ends]
+    lines += [f"{names[name]}: {format_number(measure, found[name])}{unit}" for name in ends]
     large = (
         f"{len(none)} of {len(found)} forget nothing"
         if none
@@ -128,6 +140,8 @@ def headline(setting: Setting) -> str:
     best = leaders(values) if len(values) > 1 else []
     first = best[0] if best else max(means, key=lambda name: means[name])
     score = f"{with_unit(setting.score, means[first])} average {setting.score} {after}".replace(" %", "\u00a0%")
+    names = short_names(setting)
+    first, best = names[first], [names[name] for name in best]
     if len(best) == 1:
         return f"{first} is ahead of all other methods: {score}"
     if best:

@@ -8,12 +8,12 @@ import zlib
 from typing import NamedTuple
 
 HUES = {  # on white, on dark
-    "blue": ("#0072B2", "#56B4F0"),
-    "vermilion": ("#D55E00", "#FF9455"),
-    "green": ("#00805D", "#3FCB9B"),
-    "pink": ("#C2519A", "#F29BCB"),
-    "ochre": ("#9A7200", "#E2B93B"),
-    "indigo": ("#5546B5", "#A89CFF"),
+    "blue": ("#0c8fc8", "#569ad9"),
+    "vermilion": ("#e3720f", "#ff8a59"),
+    "green": ("#05795c", "#38c791"),
+    "pink": ("#c94692", "#f29bcb"),
+    "ochre": ("#94571b", "#e3c53c"),
+    "indigo": ("#4e3db1", "#abaeff"),
 }
 REFERENCE_LOOKS = {"joint": ("#1f2933", "#e6eaf0"), "random": ("#66717e", "#9aa5b1")}
 METHOD_LOOKS = {  # hue and marker; related methods share a hue where that is possible

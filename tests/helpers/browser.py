@@ -66,8 +66,9 @@ class Look:
 
     def ready(self) -> "Look":
         """Wait until the scripts of the page have run and the first chart is drawn."""
-        self.page.wait_for_function("document.documentElement.dataset.ready", timeout=30_000)
-        self.page.wait_for_function("document.querySelector('.scatter .plot')?.dataset.drawn", timeout=30_000)
+        self.page.wait_for_function("() => !!document.documentElement.dataset.ready", timeout=30_000)
+        self.page.evaluate("H.drawOne(document.querySelector('.scatter figure').job)")  # it may be below the screen
+        self.page.wait_for_function("() => !!document.querySelector('.scatter .plot')?.dataset.drawn", timeout=30_000)
         return self
 
     def order(self, table: str = ".board") -> list[str]:
@@ -76,11 +77,20 @@ class Look:
             f"{table} tr.entry:not([hidden])", "rows => rows.map(r => r.dataset.label)"
         )
 
+    def chart(self, kind: str) -> Any:
+        """Bring a chart to the screen, wait until it is drawn, and return its plot."""
+        figure = self.page.locator(f"figure[data-chart='{kind}']").first
+        figure.scroll_into_view_if_needed()
+        plot = figure.locator(".plot").first
+        drawn = "p => !!p.dataset.drawn && !!p.view"
+        self.page.wait_for_function(drawn, arg=plot.element_handle(), timeout=30_000)
+        return plot
+
     def point(self, chart: str, x: float, y: float) -> tuple[float, float]:
         """Return where on the screen a point of a chart is."""
-        plot = self.page.locator(f"figure[data-chart='{chart}'] .plot").first
+        plot = self.chart(chart)
         plot.scroll_into_view_if_needed()
-        self.page.wait_for_function("p => p.dataset.drawn && !!p.view", arg=plot.element_handle(), timeout=30_000)
+        self.page.wait_for_timeout(300)
         place = """(p, [x, y]) => { const v = p.view, box = v.el.getBoundingClientRect();
             return [box.left + v.frame.x_scale.compute(x), box.top + v.frame.y_scale.compute(y)]; }"""
         left, top = plot.evaluate(place, [x, y])

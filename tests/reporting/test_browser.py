@@ -99,6 +99,7 @@ def test_a_choice_of_methods_is_kept_in_the_address(browser: Any, small: Path) -
         address = look.page.url
     with Look(browser, small, address.partition("report.html")[2]).ready() as look:
         assert "sgd" not in look.order()
+        look.chart("progress")
         assert look.page.locator("figure[data-chart='progress'] .legend button").count() == 6
         look.page.get_by_role("button", name="Reset").click()
         assert "sgd" in look.order()
@@ -126,7 +127,7 @@ def test_pointing_at_a_mark_shows_its_values(browser: Any, small: Path) -> None:
         left, top = look.point("progress", 2, 100 * statistics.mean(values))
         look.page.mouse.move(left - 5, top)
         look.page.mouse.move(left, top, steps=4)
-        tip = look.page.locator("figure[data-chart='progress'] .bk-Tooltip").first
+        tip = look.page.locator(".bk-tooltip-content:visible").first
         tip.wait_for(timeout=10_000)
         assert "sgd" in tip.inner_text()
         assert f"{100 * statistics.mean(values):.1f}" in tip.inner_text()
@@ -135,10 +136,8 @@ def test_pointing_at_a_mark_shows_its_values(browser: Any, small: Path) -> None:
 
 def test_the_legend_shows_a_method_alone(browser: Any, small: Path) -> None:
     with Look(browser, small).ready() as look:
+        plot = look.chart("progress")
         button = look.page.locator("figure[data-chart='progress'] .legend button[data-label='hat']")
-        button.scroll_into_view_if_needed()
-        plot = look.page.locator("figure[data-chart='progress'] .plot")
-        look.page.wait_for_function("p => p.dataset.drawn && !!p.view", arg=plot.element_handle())
         bands = "p => p.view.model.renderers.filter(r => r.glyph.type === 'VArea').length"
         assert plot.evaluate(bands) == 0
         button.click()
@@ -216,7 +215,7 @@ def test_hostile_names_are_texts(browser: Any, tmp_path: Path) -> None:
         left, top = look.point("progress", 1, 90)
         look.page.mouse.move(left - 4, top)
         look.page.mouse.move(left, top, steps=4)
-        tip = look.page.locator("figure[data-chart='progress'] .bk-Tooltip").first
+        tip = look.page.locator(".bk-tooltip-content:visible").first
         tip.wait_for(timeout=10_000)
         assert "window.hacked" in tip.inner_text() or "hat" in tip.inner_text()
         assert look.page.evaluate("window.hacked") is None
@@ -333,10 +332,10 @@ def test_a_live_page_renews_itself(browser: Any) -> None:
     try:
         with Look(browser, f"http://127.0.0.1:{server.server_port}/") as look:
             look.page.get_by_text("50.0 %").wait_for(timeout=10_000)
-            look.page.wait_for_function("document.querySelector('[data-running]')?.dataset.drawn", timeout=20_000)
+            look.page.wait_for_function("() => !!document.querySelector('[data-running]')?.dataset.drawn", timeout=20_000)
             texts.update({"/": render_page(later, live=True), "/data.json": page_json(later)})
             look.page.get_by_text("62.5 %").wait_for(timeout=20_000)
-            look.page.wait_for_function("document.querySelectorAll('.board tr.entry').length === 2", timeout=20_000)
+            look.page.wait_for_function("() => document.querySelectorAll('.board tr.entry').length === 2", timeout=20_000)
             assert json.loads(texts["/data.json"])["digest"] == look.page.evaluate("H.data.digest")
             assert [text for text in look.errors if "404" not in text] == []
     finally:

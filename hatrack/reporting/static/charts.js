@@ -6,6 +6,7 @@ H.colours = () => {
   return Object.fromEntries(["ground", "panel", "ink", "muted", "line", "strong", "new", "reused", "kept", "free"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 };
 H.lookColour = (look) => (H.isDark() ? look.dark : look.colour);
+H.plain = (text) => new Bokeh.PlainText({ text }); // never read as a formula
 H.figure = ({ height = 340, tools = true, x, y, xRange = null, yRange = null, ticks = null, tickNames = null }) => {
   const colours = H.colours(), font = getComputedStyle(document.body).fontFamily;
   const given = { height, sizing_mode: "stretch_width", tools: "box_zoom,reset,save", toolbar_location: tools ? "above" : null, active_drag: null, background_fill_color: null, border_fill_color: null, outline_line_color: null, min_border_right: 12 };
@@ -15,10 +16,10 @@ H.figure = ({ height = 340, tools = true, x, y, xRange = null, yRange = null, ti
   figure.toolbar.autohide = true;
   figure.toolbar.logo = null;
   for (const [axes, text] of [[figure.xaxes, x], [figure.yaxes, y]]) for (const axis of axes) axis.setv({
-    axis_label: text, axis_label_text_color: colours.muted, axis_label_text_font: font, axis_label_text_font_style: "normal", axis_label_text_font_size: "13px", axis_line_color: colours.strong,
+    axis_label: H.plain(text), axis_label_text_color: colours.muted, axis_label_text_font: font, axis_label_text_font_style: "normal", axis_label_text_font_size: "13px", axis_line_color: colours.strong,
     major_label_text_color: colours.muted, major_label_text_font: font, major_label_text_font_size: "12px", major_tick_line_color: null, minor_tick_line_color: null });
   if (ticks) figure.xaxes[0].ticker = new Bokeh.FixedTicker({ ticks });
-  if (tickNames) figure.xaxes[0].major_label_overrides = tickNames;
+  if (tickNames) figure.xaxes[0].major_label_overrides = new Map(tickNames.map((text, k) => [k + 1, H.plain(text)]));
   for (const grid of [...figure.xgrids, ...figure.ygrids]) grid.setv({ grid_line_color: colours.line });
   for (const grid of figure.xgrids) grid.grid_line_color = null;
   return figure;

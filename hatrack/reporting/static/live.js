@@ -7,9 +7,9 @@ H.drawRunning = (running) => {
     const run = running.find((one) => one.name === plot.dataset.running), points = (run?.curve || []).map((point, k) => [k + 1, point[0], point[2]]).filter((point) => point[2] !== null);
     if (!points.length) continue;
     const colours = H.colours(), chart = H.figure({ height: 170, tools: false, x: "epochs", y: "validation, %" });
-    const source = H.source({ x: points.map((p) => p[0]), y: points.map((p) => 100 * p[2]), task: points.map((p) => p[1]) });
-    chart.line({ field: "x" }, { field: "y" }, { source, line_color: colours.new, line_width: 2 });
-    H.hover(chart, [chart.scatter({ field: "x" }, { field: "y" }, { source, size: 4, fill_color: colours.new, line_color: null })], [["task", "@task"], ["epoch", "@x"], ["accuracy", "@y{0.0}"]]);
+    const source = () => H.source({ x: points.map((p) => p[0]), y: points.map((p) => 100 * p[2]), task: points.map((p) => p[1]) });
+    chart.line({ field: "x" }, { field: "y" }, { source: source(), line_color: colours.new, line_width: 2 });
+    H.hover(chart, [chart.scatter({ field: "x" }, { field: "y" }, { source: source(), size: 4, fill_color: colours.new, line_color: null })], [["task", "@task"], ["epoch", "@x"], ["accuracy", "@y{0.0}"]]);
     H.put(plot, chart);
   }
 };

@@ -2,11 +2,14 @@
 "use strict";
 H.apply = () => {
   H.setTheme(H.state.theme);
+  document.documentElement.classList.toggle("dark", H.isDark());
   const shown = H.shownSettings();
   for (const section of document.querySelectorAll("section.setting")) section.hidden = !shown.includes(Number(section.dataset.setting));
   const beside = document.getElementById("beside");
   if (beside) {
     beside.hidden = shown.length < 2;
+    const common = shown.map((k) => H.data.settings[k].common), names = [...new Set(common.flatMap(Object.keys))];
+    document.getElementById("differ").textContent = names.filter((name) => new Set(common.map((one) => one[name])).size > 1).join(", ");
     for (const row of beside.querySelectorAll("tr[data-setting]")) row.hidden = !shown.includes(Number(row.dataset.setting)) || H.state.hide.includes(row.dataset.label);
   }
   for (const section of document.querySelectorAll("section.setting:not([hidden])")) H.applyBoard(section);
@@ -31,7 +34,7 @@ document.addEventListener("click", (event) => {
   const link = event.target.closest('a[href^="#"]'), target = link && document.getElementById(link.getAttribute("href").slice(1));
   if (target) { event.preventDefault(); target.closest("details")?.setAttribute("open", ""); target.scrollIntoView(); target.tabIndex = -1; target.focus({ preventScroll: true }); } // the address keeps the choice
 });
-addEventListener("beforeprint", () => { for (const job of H.draws) if (job.el.getClientRects().length) H.drawOne(job); });
+addEventListener("beforeprint", () => { document.querySelector("#glossary details")?.setAttribute("open", ""); for (const job of H.draws) if (job.el.getClientRects().length) H.drawOne(job); });
 H.start();
 document.documentElement.dataset.ready = String(Math.round(performance.now()));
 if (window.HATRACK_LIVE) H.poll();

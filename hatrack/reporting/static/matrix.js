@@ -10,7 +10,7 @@ H.meanMatrix = (method) => {
   const chosen = H.seedPlaces(method).map((k) => method.matrices[k]);
   return chosen.length ? chosen[0].map((_, place) => (chosen.some((m) => m[place] === null) ? null : H.mean(chosen.map((m) => m[place])) / H.whole)) : [];
 };
-// Average accuracy after each task, for one seed, over the chosen tasks that were learned; null where a value is missing.
+// The average after each task, for one seed, over the chosen tasks that were learned; null where a value is missing.
 H.averages = (matrix, count) => {
   const [from, to] = H.taskRange(count);
   return Array.from({ length: count }, (_, t) => {

@@ -17,12 +17,12 @@ H.panels.scatter = (figure, plot) => {
     }
     if (rows.length <= 14) {
       const near = H.labelPlaces(rows.map((r) => [r.forgetting, r.accuracy]));
-      const labels = chart.text({ field: "x" }, { field: "y" }, { field: "t" }, { source: H.source({ x: rows.map((r) => factor * r.forgetting), y: rows.map((r) => factor * r.accuracy), t: rows.map((r) => r.method.label), down: near }),
+      const labels = chart.text({ field: "x" }, { field: "y" }, { field: "t" }, { source: H.source({ x: rows.map((r) => factor * r.forgetting), y: rows.map((r) => factor * r.accuracy), t: rows.map((r) => (r.method.name.length > 24 ? `${r.method.name.slice(0, 23)}…` : r.method.name)), down: near }),
         x_offset: 15, y_offset: { field: "down" }, text_baseline: "middle", text_font_size: "12px", text_color: H.colours().muted, text_font: getComputedStyle(document.body).fontFamily });
       labels.name = "labels";
     }
     H.pad(chart, rows.map((r) => factor * r.forgetting), rows.map((r) => factor * r.accuracy));
-    H.hover(chart, marks, [["method", "@name"], [setting.score, "@y{0.0[00]}"], ["forgetting", "@x{0.0[00]}"], ["parameters", "@parameters{0,0}"], ["seeds", "@seeds"]]);
+    H.hover(chart, marks, [["method", "@name"], [setting.score, setting.percent ? "@y{0.0}" : "@y{0.000}"], ["forgetting", setting.percent ? "@x{0.0}" : "@x{0.000}"], ["parameters", "@parameters{0,0}"], ["seeds", "@seeds"]]);
     return H.put(plot, chart);
   };
 };
@@ -56,10 +56,10 @@ H.lines = (chart, entries, chosen, factor) => {
     if (!places.length) continue;
     const mean = places.map((t) => factor * H.mean(values.map((v) => v[t]))), std = places.map((t) => factor * (H.std(values.map((v) => v[t])) || 0)), x = places.map((t) => t + 1);
     const data = { x, y: mean, low: mean.map((m, k) => m - std[k]), high: mean.map((m, k) => m + std[k]), std, name: x.map(() => label), setting: x.map(() => setting || ""), seeds: x.map(() => values.length) };
-    const source = H.source(data), alpha = on ? 1 : 0.28;
-    if (chosen.has(method.label) || (entries.length <= 3 && on)) chart.varea({ field: "x" }, { field: "low" }, { field: "high" }, { source, fill_color: colour, fill_alpha: 0.16 });
-    chart.line({ field: "x" }, { field: "y" }, { source, line_color: colour, line_width: chosen.has(method.label) ? 3 : 2, line_alpha: alpha, line_dash: dash || method.look.dash });
-    marks.push(chart.scatter({ field: "x" }, { field: "y" }, { source, size: places.length > 30 ? 4 : 7, marker: method.look.marker || "circle", fill_color: colour, line_color: colour, fill_alpha: method.look.marker ? alpha : 0.01, line_alpha: method.look.marker ? alpha : 0.01 }));
+    const alpha = on ? 1 : 0.28; // every glyph has a source of its own: pointing at a mark must not change the line
+    if (chosen.has(method.label) || (entries.length <= 3 && on)) chart.varea({ field: "x" }, { field: "low" }, { field: "high" }, { source: H.source(data), fill_color: colour, fill_alpha: 0.16 });
+    chart.line({ field: "x" }, { field: "y" }, { source: H.source(data), line_color: colour, line_width: chosen.has(method.label) ? 3 : 2, line_alpha: alpha, line_dash: dash || method.look.dash });
+    marks.push(chart.scatter({ field: "x" }, { field: "y" }, { source: H.source(data), size: places.length > 30 ? 4 : 7, marker: method.look.marker || "circle", fill_color: colour, line_color: colour, fill_alpha: method.look.marker ? alpha : 0.01, line_alpha: method.look.marker ? alpha : 0.01 }));
   }
   return marks;
 };
@@ -76,7 +76,7 @@ H.panels.progress = (figure, plot) => {
     const chart = H.figure({ height: 400, x: "tasks learned", y: what === "ratio" ? "forgetting ratio" : H.percentAxis(setting, `average ${setting.score}`), ticks: H.ticksTo(count) });
     const series = (m) => (what === "ratio" ? [m.ratio.map((v) => (v === null ? null : v / H.whole))] : H.seedPlaces(m).map((k) => H.averages(m.matrices[k], count)));
     const marks = H.lines(chart, shown.map((method) => ({ method, label: method.label, values: series(method) })), chosen, factor);
-    H.hover(chart, marks, [["method", "@name"], ["tasks learned", "@x"], [what === "ratio" ? "ratio" : setting.score, `@y{0.0[00]} ± @std{0.0[00]}`], ["seeds", "@seeds"]]);
+    H.hover(chart, marks, [["method", "@name"], ["tasks learned", "@x"], [what === "ratio" ? "ratio" : setting.score, what === "ratio" ? "@y{0.000}" : setting.percent ? "@y{0.0} ± @std{0.0}" : "@y{0.000} ± @std{0.000}"], ["seeds", "@seeds"]]);
     return H.put(plot, chart);
   };
   return draw;
@@ -87,6 +87,8 @@ H.panels.beside = (figure, plot) => {
     const settings = H.shownSettings().map((k) => H.data.settings[k]).slice(0, 8), shown = settings.flatMap((s) => s.methods.filter((m) => H.isShown(m) && !m.reference).map((m) => [s, m]));
     const first = shown.map(([, m]) => m).filter((m, k, all) => all.findIndex((other) => other.label === m.label) === k);
     H.legend(legend, first, chosen, draw);
+    const lines = { solid: "━━", dashed: "╍╍", dotted: "┉┉", dotdash: "━·━" };
+    figure.querySelector("[data-controls]").replaceChildren(...settings.map((s, k) => H.el("span", { class: "key" }, H.el("b", { "aria-hidden": "true", text: lines[dashes[k % dashes.length]] }), s.title)));
     const count = Math.max(1, ...settings.map((s) => s.tasks.length));
     const chart = H.figure({ height: 380, x: "tasks learned", y: "average score, %", ticks: H.ticksTo(count) });
     const marks = H.lines(chart, shown.map(([s, method]) => ({ method, label: method.label, setting: s.title, dash: dashes[settings.indexOf(s) % dashes.length], values: H.seedPlaces(method).map((k) => H.averages(method.matrices[k], s.tasks.length)) })), chosen, 100);
@@ -119,9 +121,9 @@ H.panels.capacity = (figure, plot) => {
       chart.varea({ field: "x" }, { field: "low" }, { field: "high" }, { source: H.source({ x: wide, low: twice(low), high: twice(high) }), fill_color: colours[name], fill_alpha: 1 });
       low = high;
     }
-    const top = H.source({ x, y: used.map(share), task: setting.tasks, fresh, reused, kept, free: parts.free });
-    chart.line({ field: "x" }, { field: "y" }, { source: top, line_color: colours.ink, line_width: 1.5 });
-    marks.push(chart.scatter({ field: "x" }, { field: "y" }, { source: top, size: 7, fill_color: colours.ink, line_color: colours.ink }));
+    const top = () => H.source({ x, y: used.map(share), task: setting.tasks, fresh, reused, kept, free: parts.free });
+    chart.line({ field: "x" }, { field: "y" }, { source: top(), line_color: colours.ink, line_width: 1.5 });
+    marks.push(chart.scatter({ field: "x" }, { field: "y" }, { source: top(), size: 7, fill_color: colours.ink, line_color: colours.ink }));
     H.hover(chart, marks, [["task", "@task"], ["new", "@fresh{0.0} %"], ["reused", "@reused{0.0} %"], ["of other tasks", "@kept{0.0} %"], ["free", "@free{0.0} %"]], { mode: "vline" });
     return H.put(plot, chart);
   };
@@ -147,11 +149,11 @@ H.panels.curves = (figure, plot) => {
         values.forEach((v, n) => { xs.push(start + n * step + 1); ys.push(v === null ? NaN : (factor * v) / H.whole); tasks.push(setting.tasks[task] ?? ""); });
         xs.push(start + values.length * step + 0.5); ys.push(NaN); tasks.push("");
       }
-      const source = H.source({ x: xs, y: ys, task: tasks, seed: xs.map(() => method.seeds[k]) });
-      marks.push(chart.line({ field: "x" }, { field: "y" }, { source, line_color: H.lookColour(method.look), line_alpha: places.length > 1 ? 0.6 : 1, line_width: 1.6 }));
-      if (xs.length < 400) marks.push(chart.scatter({ field: "x" }, { field: "y" }, { source, size: 4, fill_color: H.lookColour(method.look), line_color: null, fill_alpha: 0.6 }));
+      const source = () => H.source({ x: xs, y: ys, task: tasks, seed: xs.map(() => method.seeds[k]) }), few = xs.length < 400;
+      const line = chart.line({ field: "x" }, { field: "y" }, { source: source(), line_color: H.lookColour(method.look), line_alpha: places.length > 1 ? 0.6 : 1, line_width: 1.6 });
+      marks.push(few ? chart.scatter({ field: "x" }, { field: "y" }, { source: source(), size: 4, fill_color: H.lookColour(method.look), line_color: null, fill_alpha: 0.6 }) : line);
     }
-    H.hover(chart, marks, [["seed", "@seed"], ["task", "@task"], ["epoch", "@x{0}"], [setting.score, "@y{0.0[00]}"]]);
+    H.hover(chart, marks, [["seed", "@seed"], ["task", "@task"], ["epoch", "@x{0}"], [setting.score, setting.percent ? "@y{0.0}" : "@y{0.000}"]]);
     return H.put(plot, chart);
   };
   return draw;
@@ -166,18 +168,17 @@ H.watchedChart = (setting, method, factor) => {
     const from = x.findIndex((n) => n > start), late = { x: x.slice(from), y: y.slice(from), task: x.slice(from).map(() => setting.tasks[task] ?? "") };
     marks.push(chart.line({ field: "x" }, { field: "y" }, { source: H.source(late), line_color: colour, line_width: 2 }));
   }
-  H.hover(chart, marks, [["task", "@task"], ["epoch", "@x{0}"], [setting.score, "@y{0.0[00]}"]]);
+  H.hover(chart, marks, [["task", "@task"], ["epoch", "@x{0}"], [setting.score, setting.percent ? "@y{0.0}" : "@y{0.000}"]]);
   return chart;
 };
 H.panels.sweep = (figure, plot) => {
   const sweep = H.data.sweeps[Number(figure.dataset.setting)], controls = figure.querySelector("[data-controls]"), axes = Object.keys(sweep.axes);
   let place = sweep.rows.some((row) => row.values[0][0] !== null) ? 0 : 1;
   const draw = () => {
-    const colours = Object.values({ a: "#0072B2", b: "#D55E00", c: "#00805D", d: "#C2519A", e: "#9A7200", f: "#5546B5" }), values = sweep.axes[axes[0]], factor = sweep.measures[place].percent ? 100 : 1;
+    const colours = H.isDark() ? ["#569ad9", "#ff8a59", "#38c791", "#f29bcb", "#e3c53c", "#abaeff"] : ["#0c8fc8", "#e3720f", "#05795c", "#c94692", "#94571b", "#4e3db1"], values = sweep.axes[axes[0]], factor = sweep.measures[place].percent ? 100 : 1;
     controls.replaceChildren();
     H.choice(controls, "Measure", sweep.measures.map((m, k) => ({ value: String(k), text: m.title })), String(place), (value) => { place = Number(value); draw(); });
-    const names = Object.fromEntries(values.map((text, k) => [k + 1, text]));
-    const chart = H.figure({ height: 320, x: axes[0], y: sweep.measures[place].title + (factor === 100 ? ", %" : ""), ticks: values.map((_, k) => k + 1), tickNames: names });
+    const chart = H.figure({ height: 320, x: axes[0], y: sweep.measures[place].title + (factor === 100 ? ", %" : ""), ticks: values.map((_, k) => k + 1), tickNames: values });
     const groups = new Map(), marks = [];
     for (const row of sweep.rows) { const key = row.point.slice(1).join(", "); groups.set(key, [...(groups.get(key) || []), row]); }
     let k = 0;
@@ -185,13 +186,13 @@ H.panels.sweep = (figure, plot) => {
       const good = rows.filter((row) => row.values[place][0] !== null), colour = colours[k++ % colours.length];
       const y = good.map((row) => factor * row.values[place][0]), std = good.map((row) => factor * (row.values[place][1] || 0)), x = good.map((row) => values.indexOf(row.point[0]) + 1);
       const rest = axes.slice(1).map((name, n) => `${name} = ${good[0]?.point[n + 1]}`).join(", ");
-      const source = H.source({ x, y, low: y.map((v, n) => v - std[n]), high: y.map((v, n) => v + std[n]), std, value: good.map((row) => row.point[0]), rest: x.map(() => rest || "—"), seeds: good.map((row) => row.seeds) });
-      chart.segment({ field: "x" }, { field: "low" }, { field: "x" }, { field: "high" }, { source, line_color: colour, line_alpha: 0.6 });
-      chart.line({ field: "x" }, { field: "y" }, { source, line_color: colour, line_width: 2 });
-      marks.push(chart.scatter({ field: "x" }, { field: "y" }, { source, size: 8, fill_color: colour, line_color: colour }));
+      const source = () => H.source({ x, y, low: y.map((v, n) => v - std[n]), high: y.map((v, n) => v + std[n]), std, value: good.map((row) => row.point[0]), rest: x.map(() => rest || "—"), seeds: good.map((row) => row.seeds) });
+      chart.segment({ field: "x" }, { field: "low" }, { field: "x" }, { field: "high" }, { source: source(), line_color: colour, line_alpha: 0.6 });
+      chart.line({ field: "x" }, { field: "y" }, { source: source(), line_color: colour, line_width: 2 });
+      marks.push(chart.scatter({ field: "x" }, { field: "y" }, { source: source(), size: 8, fill_color: colour, line_color: colour }));
       if (key) controls.append(H.el("span", { class: "key" }, H.el("i", { style: `background:${colour}` }), rest));
     }
-    H.hover(chart, marks, [[axes[0], "@value"], ["others", "@rest"], ["mean", "@y{0.0[00]} ± @std{0.0[00]}"], ["seeds", "@seeds"]]);
+    H.hover(chart, marks, [[axes[0], "@value"], ["others", "@rest"], ["mean", factor === 100 ? "@y{0.0} ± @std{0.0}" : "@y{0.000} ± @std{0.000}"], ["seeds", "@seeds"]]);
     return H.put(plot, chart);
   };
   return draw;
