@@ -13,6 +13,7 @@ from hatrack.clusters.request import Request
 
 MISSING = "--on ray needs Ray, which is not installed: pip install 'hatrack[ray]'"
 LOOPBACK = "127.0.0.1"
+STARTS = 3  # how often it is tried to start Ray
 _held: list[Request] = []  # the cluster that this process is connected to by `connected`
 
 
@@ -44,17 +45,12 @@ def connected(request: Request) -> Iterator[Any]:
         raise ValueError("this process is connected to a cluster of Ray already; ray.shutdown() ends that")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    try:
-        if request.address:
-            ray.init(address=request.address, **common)
-        else:
-            with _same_code():
-                here = {"include_dashboard": False, "_node_ip_address": LOOPBACK, "num_cpus": os.cpu_count()}
-                ray.init(address="local", **here, **common)
-    except (ConnectionError, TimeoutError, ValueError, RuntimeError) as error:
-        said = " ".join(str(error).split())
-        where = f"no cluster of Ray can be reached at {request.address}" if request.address else "Ray can't be started here"
-        raise ValueError(f"{where}: {said}") from None
+    if request.address:
+        _start(ray, request, address=request.address, **common)
+    else:
+        here = {"include_dashboard": False, "_node_ip_address": LOOPBACK, "num_cpus": os.cpu_count()}
+        with _same_code():
+            _start(ray, request, address="local", **here, **common)
     _restore(handlers)  # Ray takes SIGTERM for itself
     _held[:] = [request]
     try:
@@ -63,6 +59,24 @@ def connected(request: Request) -> Iterator[Any]:
         _held.clear()
         ray.shutdown()
         _restore(handlers)
+
+
+def _start(ray: Any, request: Request, **how: Any) -> None:
+    """Connect to a cluster or start one. On a busy machine a start may take longer than Ray waits for its own parts."""
+    for attempt in range(1 if request.address else STARTS):
+        try:
+            ray.init(**how)
+            return
+        except Exception as error:  # Ray has no type of its own for a start that took too long
+            ray.shutdown()
+            if request.address or attempt == STARTS - 1:
+                said = " ".join(str(error).split())
+                at = (
+                    f"no cluster of Ray can be reached at {request.address}"
+                    if request.address
+                    else "Ray can't be started here"
+                )
+                raise ValueError(f"{at}: {said}") from None
 
 
 def _restore(handlers: dict[signal.Signals, Any]) -> None:
