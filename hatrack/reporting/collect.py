@@ -19,7 +19,7 @@ from hatrack.reporting.figures import mean_matrix, scale_of, shown_tasks, static
 from hatrack.reporting.looks import Look
 from hatrack.reporting.measures import MISSING, measure_of, shown_measures
 from hatrack.reporting.sweeps import responses, sweep_data
-from hatrack.reporting.tables import Setting, flat_table, option_text, settings
+from hatrack.reporting.tables import Setting, flat_table, label, option_text, settings
 from hatrack.reporting.words import caution, count_text, reference_commands, summary
 from hatrack.text import printable
 
@@ -65,7 +65,8 @@ def collect_settings(
     running: Iterable[Mapping[str, Any]] = (),
     link: str | None = "",
 ) -> ReportData:
-    """Return the same as `collect`, from records that are grouped already."""
+    """Return the same as `collect`, from records that are grouped already. The setting with most methods comes first."""
+    found = sorted(found, key=lambda setting: -len({label(record) for record in setting.records}))
     records = [record for setting in found for record in setting.records]
     looks = looks_of(list(found))
     sections = [_section(k, setting, looks, link) for k, setting in enumerate(found)]

@@ -105,3 +105,13 @@ def test_a_page_without_bokeh_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("pip install bokeh" in note for note in Reader(text).texts("p", kind="note js-only"))
     monkeypatch.undo()
     assert "pip install bokeh" not in render_page(collect([make()]))
+
+
+def test_the_setting_with_most_methods_comes_first():
+    few, more = (
+        [make("sgd", seed) for seed in (0, 1)],
+        [make(method, 0, heads="shared") for method in ("sgd", "hat", "joint")],
+    )
+    assert [len(setting.records) for setting in settings([*few, *more])] == [2, 3]
+    found = collect([*few, *more])["sections"]
+    assert [len(section["chart"]["methods"]) for section in found] == [3, 1]
