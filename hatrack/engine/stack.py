@@ -82,12 +82,30 @@ class Stack:
         """Move the tensors of a run's step to a free lane."""
         lane = min(set(range(self.form.lanes)) - self.members.keys())
         self.wait_for_stack()
+        shared = self._shared(tensors)
         for own, tensor in zip(self.tensors, tensors, strict=True):
             own[lane].copy_(tensor)
-            tensor.data = own[lane]
-        self.members[lane] = Member(lane, tensors, images, self.generators[lane])
+            if id(tensor) not in shared:
+                tensor.data = own[lane]
+        moved = [tensor for tensor in tensors if id(tensor) not in shared]
+        self.members[lane] = Member(lane, moved, images, self.generators[lane])
         self._forget_recording()
         return self.members[lane]
+
+    def _shared(self, tensors: Sequence[Tensor]) -> set[int]:
+        """Return the identities of tensors that the step of another run uses as well, such as the mean of the images. Nobody
+        changes them, so that they need not be in the lane.
+
+        Raises:
+            RuntimeError: if a tensor is a part of another one: it could not be moved to the lane.
+        """
+        others = {id(tensor) for member in self.members.values() for tensor in member.tensors}
+        shared = {id(tensor) for tensor, written in zip(tensors, self.form.written, strict=True) if id(tensor) in others and not written}
+        own = [tensor for tensor in tensors if id(tensor) not in shared and tensor.numel()]
+        whole = all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in own)
+        if not whole or len({tensor.untyped_storage().data_ptr() for tensor in own}) < len(own):
+            raise RuntimeError("tensors of the step share their memory")
+        return shared
 
     @torch.no_grad()
     def leave(self, member: Member) -> None:

@@ -37,9 +37,11 @@ def patches(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) ->
     # The version and the address: images may be changed in place between two convolutions, or get other memory.
     key = "stacked", id(x), x._version, x.data_ptr(), *weight.shape, *stride, *padding
     if key not in patch_cache:
-        padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
-        windows = padded.unfold(2, weight.shape[2], stride[0]).unfold(3, weight.shape[3], stride[1])
-        patch_cache[key] = x, windows.permute(0, 2, 3, 4, 5, 1).reshape(-1, weight[0].numel())
+        last = x.permute(0, 2, 3, 1)
+        padded = F.pad(last, (0, 0, padding[1], padding[1], padding[0], padding[0])) if any(padding) else last
+        windows = padded.unfold(1, weight.shape[2], stride[0]).unfold(2, weight.shape[3], stride[1])
+        rows = windows.permute(0, 1, 2, 4, 5, 3).clone(memory_format=torch.contiguous_format)
+        patch_cache[key] = x, rows.view(-1, weight[0].numel())
     return patch_cache[key][1]
 
 

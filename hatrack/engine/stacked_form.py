@@ -26,6 +26,7 @@ class Form:
         lanes: how many runs it has room for.
         code: executes it on the inputs, the draws and all other tensors, each with a leading dimension of lanes.
         draws: what every run draws before a step.
+        written: which of the other tensors a step writes to.
         places: by the signature of a run's step, where the other tensors are among the external ones of its log.
     """
 
@@ -33,6 +34,7 @@ class Form:
     lanes: int
     code: Run
     draws: list[Draw]
+    written: list[bool]
     places: dict[str, list[int]] = field(default_factory=dict)
 
 
@@ -76,7 +78,6 @@ def find_form(step: RunStep, inputs: tuple[Tensor, ...], lanes: int) -> tuple[Fo
         known, tensors = _capture(step, inputs, lanes, log)
         if signature:
             known.places[signature] = log.places(tensors)
-    check_memory(tensors)
     return known, tensors
 
 
@@ -110,12 +111,4 @@ def _make_form(
     if compiled:
         given = [lane_tensor(t, lanes) for t in (*inputs, *(draw.blank(inputs[0].device) for draw in stacked.draws), *tensors)]
         code = compile_graph(stacked.module, given, key)
-    return Form(key, lanes, code, stacked.draws)
-
-
-def check_memory(tensors: Sequence[Tensor]) -> None:
-    """Raise an error if a tensor of the step is a part of another one: it could not be moved to its lane."""
-    memory = [t.untyped_storage().data_ptr() for t in tensors if t.numel()]
-    whole = all(t.untyped_storage().nbytes() == t.nbytes for t in tensors)
-    if len(set(memory)) < len(memory) or not whole:
-        raise RuntimeError("tensors of the step share their memory")
+    return Form(key, lanes, code, stacked.draws, stacked.written)

@@ -23,7 +23,22 @@ def copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor
     return found.contiguous() if target.is_contiguous() else found
 
 
-WITHOUT_RULE: dict[Any, Any] = {aten.copy.default: copied}  # operations for which `torch.vmap` has no rule
+def filled(target: Tensor, value: Any) -> Tensor:
+    """Return a tensor of the shape and type of a target that has one value everywhere."""
+    return torch.full_like(target, value) if not isinstance(value, Tensor) else copied(target, value)
+
+
+def dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return the gradient of a dropout."""
+    return grad * mask * scale
+
+
+WITHOUT_RULE: dict[Any, Any] = {  # operations for which `torch.vmap` has no rule
+    aten.copy.default: copied,
+    aten.fill.Scalar: filled,
+    aten.fill.Tensor: filled,
+    aten.native_dropout_backward.default: dropout_backward,
+}
 
 
 @dataclass(frozen=True)
@@ -70,10 +85,12 @@ class StackedGraph:
         module: a function of the inputs, the draws and all other tensors, each with a leading dimension of lanes. It writes
             to the tensors in place.
         draws: what every run draws before the step.
+        written: which of the other tensors the step writes to.
     """
 
     module: fx.GraphModule
     draws: list[Draw]
+    written: list[bool]
 
 
 def stack_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], tensors: Sequence[Tensor], lanes: int) -> StackedGraph:
@@ -99,6 +116,7 @@ def stack_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], tensors: Sequen
         plain = make_fx(torch.func.functionalize(lambda *given: graph(*given)), WITHOUT_RULE)(*fakes)
     first = len(inputs) + len(draws)
     written = _return_writes(plain, first)
+    _free_of_layouts(plain.graph)
     plain.graph.eliminate_dead_code()
     plain.recompile()
 
@@ -113,7 +131,7 @@ def stack_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], tensors: Sequen
     stacked = [_fake(mode, lane_tensor(t, lanes, meta=True), inputs[0].device) for t in single]
     with mode, _no_loops():
         module = make_fx(step)(*stacked)
-    return StackedGraph(module, draws)
+    return StackedGraph(module, draws, written)
 
 
 def lane_tensor(tensor: Tensor, lanes: int, *, meta: bool = False) -> Tensor:
@@ -209,3 +227,18 @@ def _return_writes(graph: fx.GraphModule, first: int) -> list[bool]:
     output = next(node for node in graph.graph.nodes if node.op == "output")
     output.args = (tuple(values[place] for place in sorted(values) if place >= first),)
     return [place in values for place in range(first, len(places))]
+
+
+def _free_of_layouts(graph: fx.Graph) -> None:
+    """Let a graph without writes in place not depend on how tensors lie in memory, which may differ once they are stacked."""
+    for node in graph.nodes:
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            node.target = aten.reshape.default
+        if node.kwargs.get("memory_format") is torch.channels_last:
+            node.kwargs = {**node.kwargs, "memory_format": torch.contiguous_format}
+            with graph.inserting_before(node):
+                source = graph.call_function(aten.permute.default, (node.args[0], [0, 2, 3, 1]))
+            with graph.inserting_after(node):
+                turned = graph.call_function(aten.permute.default, (node, [0, 3, 1, 2]))
+            node.replace_all_uses_with(turned, delete_user_cb=lambda user, turned=turned: user is not turned)
+            node.args = (source, *node.args[1:])
