@@ -33,6 +33,7 @@ def dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
     return grad * mask * scale
 
 
+ELEMENTWISE = (aten.view.dtype,)  # of numbers of one size
 WITHOUT_RULE: dict[Any, Any] = {  # operations for which `torch.vmap` has no rule
     aten.copy.default: copied,
     aten.fill.Scalar: filled,
@@ -123,7 +124,7 @@ def stack_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], tensors: Sequen
     places = [first + place for place, is_written in enumerate(written) if is_written]
 
     def step(*given: Tensor) -> Tensor:
-        values = torch.vmap(lambda *one: tuple(plain(*one)))(*given)
+        values = torch.vmap(lambda *one: _Lanes(plain).run(*one))(*given)
         for place, value in zip(places, values, strict=True):
             given[place].copy_(value)
         return given[places[-1]]
@@ -132,6 +133,21 @@ def stack_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], tensors: Sequen
     with mode, _no_loops():
         module = make_fx(step)(*stacked)
     return StackedGraph(module, draws, written)
+
+
+class _Lanes(fx.Interpreter):
+    """Executes a graph within `torch.vmap`. Operations for which torch 2.11 lacks a rule, and which do the same to every
+    element, are executed on all lanes at once."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target not in ELEMENTWISE:
+            return super().call_function(target, args, kwargs)
+        x, *others = args
+        functorch: Any = torch._C._functorch
+        if not functorch.is_batchedtensor(x):
+            return target(*args, **kwargs)
+        result = target(functorch.get_unwrapped(x), *others, **kwargs)
+        return functorch._add_batch_dim(result, functorch.maybe_get_bdim(x), functorch.maybe_get_level(x))
 
 
 def lane_tensor(tensor: Tensor, lanes: int, *, meta: bool = False) -> Tensor:
