@@ -5,7 +5,10 @@ their validation, in the time when all seeds are under way.
 """
 
 import argparse
+import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -35,32 +38,44 @@ def steps_per_second(
     tasks = HAT.tasks(images, 0.15, device, raw=True)
     stamps: list[list[float]] = [[] for _ in range(seeds)]
     methods = [HAT.prepare(tasks, seed) for seed in range(seeds)]
-    profiler = torch.profiler.profile() if profile else None
+    marks = threading.Event(), threading.Event(), threading.Event()  # an epoch to profile begins, may begin, has ended
 
     def work(seed: int) -> None:
         def fit(method: Method, task: Task, **how: Any) -> None:
             loop = Trainer(Regime(clip=HAT.clip), seed=seed, engine=engine).start(method, task, **how)
             for number in range(WARM + epochs):
-                if profiler and seed == 0 and number in (WARM, WARM + 1):
-                    profiler.start() if number == WARM else profiler.stop()
+                if profile and seed == 0 and number == WARM:
+                    marks[0].set()
+                    marks[1].wait()
                 loop.epoch()  # it ends with a wait for its own work on the GPU
                 stamps[seed].append(time.perf_counter())
+                if seed == 0 and number == WARM:
+                    marks[2].set()
             engines.add(loop.close().engine)
 
         with precision_scope(precision, device):
             methods[seed].learn(tasks[-1], fit)
 
     engines: set[str] = set()
-    with precision_scope(precision, device):
-        run_interleaved([lambda seed=seed: work(seed) for seed in range(seeds)], device, seeds, stack=stack)
+    runs = [lambda seed=seed: work(seed) for seed in range(seeds)]
+    with precision_scope(precision, device), ThreadPoolExecutor(1) as pool:
+        future = pool.submit(run_interleaved, runs, device, seeds, stack=stack)
+        table = _profile(marks) if profile else ""
+        future.result()
     if stack and any("stacked" not in engine for engine in engines):
         raise RuntimeError(f"the steps were not stacked but {engines}")
     steps = count_batches(len(tasks[-1].train), BATCH)
-    return steps * together(stamps, WARM), _kernels(profiler) if profiler else ""
+    return steps * together(stamps, WARM), table
 
 
-def _kernels(profiler: Any) -> str:
-    """Return a table of the kernels that took longest on the GPU, or of the operations on a CPU."""
+def _profile(marks: Sequence[threading.Event]) -> str:
+    """Return a table of the kernels that took longest in an epoch. A profiler must be started in the main thread."""
+    begins, may_begin, ended = marks
+    begins.wait(300)
+    kind = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[kind.CUDA if torch.cuda.is_available() else kind.CPU]) as profiler:
+        may_begin.set()
+        ended.wait(300)
     order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
     return str(profiler.key_averages().table(sort_by=order, row_limit=45, max_name_column_width=90))
 
@@ -87,7 +102,9 @@ def main() -> None:
             seconds = time.perf_counter() - began
             memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
             name = "stacked" if stack else "side by side"
-            print(f"{precision:9s} {seeds:3d} seeds {name:13s} {rate:9,.0f} steps per second ({seconds:.0f} s, {memory:.1f} GiB)")
+            print(
+                f"{precision:9s} {seeds:3d} seeds {name:13s} {rate:9,.0f} steps per second ({seconds:.0f} s, {memory:.1f} GiB)"
+            )
             print(table, flush=True)
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()

@@ -113,7 +113,10 @@ class Compiled:
             arguments = [*inputs, *self.tensors]
             if any(t.is_neg() or t.is_conj() for t in arguments):
                 raise RuntimeError("a tensor is a lazy negative or conjugate view of its memory")
-            with capture_lock, torch.autocast(inputs[0].device.type, enabled=False):  # the graph contains the casts of autocast
+            with (
+                capture_lock,
+                torch.autocast(inputs[0].device.type, enabled=False),
+            ):  # the graph contains the casts of autocast
                 key = f"{graph.code}{input_signature(arguments)}{result_signature(graph)}"
                 if key not in _code_cache:
                     _code_cache[key] = Code(compile_graph(graph, arguments, key))

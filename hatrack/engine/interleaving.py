@@ -211,9 +211,7 @@ def others_run() -> Iterator[None]:
         run.resume()
 
 
-def run_interleaved(
-    runs: Sequence[Callable[[], T]], device: torch.device, workers: int, *, stack: bool = False
-) -> list[T]:
+def run_interleaved(runs: Sequence[Callable[[], T]], device: torch.device, workers: int, *, stack: bool = False) -> list[T]:
     """Execute several runs that share a GPU, or a CPU. After an error in one of them no other is started.
 
     Args:

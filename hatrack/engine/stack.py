@@ -100,7 +100,11 @@ class Stack:
             RuntimeError: if a tensor is a part of another one: it could not be moved to the lane.
         """
         others = {id(tensor) for member in self.members.values() for tensor in member.tensors}
-        shared = {id(tensor) for tensor, written in zip(tensors, self.form.written, strict=True) if id(tensor) in others and not written}
+        shared = {
+            id(tensor)
+            for tensor, written in zip(tensors, self.form.written, strict=True)
+            if id(tensor) in others and not written
+        }
         own = [tensor for tensor in tensors if id(tensor) not in shared and tensor.numel()]
         whole = all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in own)
         if not whole or len({tensor.untyped_storage().data_ptr() for tensor in own}) < len(own):

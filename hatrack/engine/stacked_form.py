@@ -109,6 +109,8 @@ def _make_form(
     stacked = stack_graph(graph, inputs, tensors, lanes)
     code: Run = stacked.module
     if compiled:
-        given = [lane_tensor(t, lanes) for t in (*inputs, *(draw.blank(inputs[0].device) for draw in stacked.draws), *tensors)]
+        given = [
+            lane_tensor(t, lanes) for t in (*inputs, *(draw.blank(inputs[0].device) for draw in stacked.draws), *tensors)
+        ]
         code = compile_graph(stacked.module, given, key)
     return Form(key, lanes, code, stacked.draws, stacked.written)

@@ -50,10 +50,14 @@ def test_every_optimizer_is_stacked(optimizer):
 def test_nothing_is_forgotten_bit_for_bit(name):
     """Under an optimizer that moves every weight it can reach; plain SGD is the control."""
     hard = Regime(epochs=3, batch=16, optimizer="adamw", lr=0.01, weight_decay=0.1, keep_state=True)
-    runs = run_interleaved([lambda s=s: Learned(maker(name, hard, 3), s) for s in range(2)], torch.device("cpu"), 2, stack=True)
+    runs = run_interleaved(
+        [lambda s=s: Learned(maker(name, hard, 3), s) for s in range(2)], torch.device("cpu"), 2, stack=True
+    )
     assert all("stacked" in engine for run in runs for engine in run.engines)
     assert not any(run.forgets() for run in runs)
-    control = run_interleaved([lambda s=s: Learned(maker("sgd", hard, 3), s) for s in range(2)], torch.device("cpu"), 2, stack=True)
+    control = run_interleaved(
+        [lambda s=s: Learned(maker("sgd", hard, 3), s) for s in range(2)], torch.device("cpu"), 2, stack=True
+    )
     assert all(run.forgets() for run in control)
 
 
@@ -70,7 +74,9 @@ def test_convolutions_norms_and_pooling():
     assert not any(run.forgets() for run in stacked)
 
 
-@pytest.mark.parametrize(("kernel", "stride", "padding", "bias"), [(3, 1, 1, True), (3, 2, 1, False), (4, 3, 0, True), (1, 1, 0, True)])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "bias"), [(3, 1, 1, True), (3, 2, 1, False), (4, 3, 0, True), (1, 1, 0, True)]
+)
 @pytest.mark.parametrize("gpu", [False, True])
 def test_every_plain_convolution(kernel, stride, padding, bias, gpu, monkeypatch):
     monkeypatch.setattr(decompositions, "on_gpu", lambda x: gpu)
@@ -80,7 +86,9 @@ def test_every_plain_convolution(kernel, stride, padding, bias, gpu, monkeypatch
         with seeded(seed, "weights"):
             first = nn.Conv2d(2, 4, kernel, stride, padding, bias=bias)
             second = nn.Conv2d(4, 6, kernel, stride, kernel, bias=bias)
-            trunk = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 8))
+            trunk = nn.Sequential(
+                first, nn.ReLU(), second, nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 8)
+            )
         net = Network(trunk, [3], tasks[0].train.inputs(torch.arange(2)))
         return Method(net), tasks, Trainer(REGIME, seed=seed, engine="eager")
 
