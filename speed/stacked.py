@@ -102,9 +102,8 @@ def main() -> None:
             seconds = time.perf_counter() - began
             memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
             name = "stacked" if stack else "side by side"
-            print(
-                f"{precision:9s} {seeds:3d} seeds {name:13s} {rate:9,.0f} steps per second ({seconds:.0f} s, {memory:.1f} GiB)"
-            )
+            print(f"{precision:9s} {seeds:3d} seeds {name:13s} {rate:9,.0f} steps per second", end=" ")
+            print(f"({seconds:.0f} s, {memory:.1f} GiB)")
             print(table, flush=True)
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()

@@ -1,8 +1,8 @@
 """A stack: the steps of several runs as one step, with a lane for each run.
 
 The tensors that a run's step uses are moved to its lane when its fit begins: the same objects then are views of the stack's
-memory. So all other code of a run, such as evaluations and checkpoints, works on its lane and need not know of the stack. The
-examples of an epoch are listed ahead, so that a step needs nothing from Python: each lane has its own place in its epoch.
+memory. So all other code of a run, such as evaluations and checkpoints, works on its lane and need not know of the stack.
+The examples of an epoch are listed ahead, so that a step needs nothing from Python: each lane has its place in its epoch.
 """
 
 import warnings
@@ -24,16 +24,17 @@ class Member:
     """A fit in a lane of a stack.
 
     Attributes:
-        lane: its number.
+        stack: the stack.
+        lane: the number of the lane.
         tensors: those that the step uses besides its inputs; they lie in the lane.
         images: the stored images from which the examples are taken.
         pending: how many steps are to be done.
         cpu, gpu: the states of the run's generators while it waits for its steps.
     """
 
-    def __init__(self, lane: int, tensors: Sequence[Tensor], images: Tensor, generator: torch.Generator | None) -> None:
-        self.lane, self.tensors, self.images, self.pending = lane, tensors, images, 0
-        self.cpu, self.gpu = torch.get_rng_state(), generator
+    def __init__(self, stack: "Stack", lane: int, tensors: Sequence[Tensor], images: Tensor) -> None:
+        self.stack, self.lane, self.tensors, self.images, self.pending = stack, lane, tensors, images, 0
+        self.cpu, self.gpu = torch.get_rng_state(), stack.generators[lane] if stack.generators else None
 
 
 class Stack:
@@ -57,7 +58,7 @@ class Stack:
             self.place = torch.zeros(form.lanes, dtype=torch.int64, device=self.device)
             self.lanes = torch.arange(form.lanes, device=self.device)
             self.lists = self._room(ROOM)
-        self.generators = [torch.Generator(self.device) if gpu else None for _ in range(form.lanes)]
+        self.generators = [torch.Generator(self.device) for _ in range(form.lanes if gpu else 0)]
         self.graph: Any = None
         self.warm = 0  # how many steps were done since something changed that a recording holds
         self.draws_recorded = gpu  # whether a recording holds the draws as well
@@ -88,7 +89,7 @@ class Stack:
             if id(tensor) not in shared:
                 tensor.data = own[lane]
         moved = [tensor for tensor in tensors if id(tensor) not in shared]
-        self.members[lane] = Member(lane, moved, images, self.generators[lane])
+        self.members[lane] = Member(self, lane, moved, images)
         self._forget_recording()
         return self.members[lane]
 
@@ -208,14 +209,12 @@ class Stack:
             default = torch.cuda.default_generators[self.device.index or 0]
             before = default.graphsafe_get_state()
         for member in self.members.values():
-            if default is not None:
+            torch.set_rng_state(member.cpu)
+            if default is not None and member.gpu is not None:
                 default.graphsafe_set_state(member.gpu)
-            else:
-                torch.set_rng_state(member.cpu)
             for own, draw in zip(self.draws, self.form.draws, strict=True):
                 own[member.lane].copy_(draw(self.device))
-            if default is None:
-                member.cpu = torch.get_rng_state()
+            member.cpu = torch.get_rng_state()
         torch.set_rng_state(outside)
         if default is not None:
             default.graphsafe_set_state(before)
@@ -242,7 +241,7 @@ class Stack:
         graph = torch.cuda.CUDAGraph()
         try:
             for generator in self.generators if draws else []:
-                graph.register_generator_state(generator)  # type: ignore[no-untyped-call]
+                graph.register_generator_state(generator)
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                 self._fetch()
                 if draws:

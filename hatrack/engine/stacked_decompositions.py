@@ -5,7 +5,7 @@ slow on a GPU. As products of patches they become batched matrix products. The o
 `torch.vmap` has no rule, or a slow one.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,8 +32,8 @@ def _positions(x: Tensor, weight: Tensor, stride: list[int], padding: list[int])
 
 
 def patches(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:
-    """Return the patches of images that a filter is applied to, (images * positions, kernel * channels). The forward pass and
-    the backward pass share them. Channels are last, as they lie in memory between two convolutions."""
+    """Return the patches of images that a filter is applied to, (images * positions, kernel * channels). The forward pass
+    and the backward pass share them. Channels are last, as they lie in memory between two convolutions."""
     # The version and the address: images may be changed in place between two convolutions, or get other memory.
     key = "stacked", id(x), x._version, x.data_ptr(), *weight.shape, *stride, *padding
     if key not in patch_cache:
@@ -111,18 +111,10 @@ def index_copy(target: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
     return target.copy_(torch.where(here, source.reshape(()), target))
 
 
-def _by_torch(operation: Any) -> Any:
-    """Return torch's own decomposition of an operation, for tensors as they are."""
-    found = decomposition_table[operation]
-
-    def decomposed(*args: Any, **kwargs: Any) -> Any:
-        return found(*args, **kwargs)
-
-    return decomposed
-
-
-BY_TORCH = (
+BY_TORCH = (  # torch's own decompositions
     aten.native_batch_norm.default,
+    aten._native_batch_norm_legit.default,
+    aten._batch_norm_with_update.default,
     aten.native_batch_norm_backward.default,
     aten.cudnn_batch_norm.default,
     aten.cudnn_batch_norm_backward.default,
@@ -130,13 +122,10 @@ BY_TORCH = (
     aten.nll_loss_backward.default,
 )
 LEFT_OUT = (aten.addmm.default,)  # a head of many runs is a batched product of a good size
-STACKED: dict[Any, Any] = cast(
-    dict[Any, Any],
-    {op: function for op, function in DECOMPOSITIONS.items() if op not in LEFT_OUT}
-    | {op: _by_torch(op) for op in BY_TORCH if op in decomposition_table}
-    | {
-        aten.convolution.default: convolution,
-        aten.convolution_backward.default: convolution_backward,
-        aten.index_copy_.default: index_copy,
-    },
-)
+STACKED: dict[Any, Any] = {
+    **{op: function for op, function in DECOMPOSITIONS.items() if op not in LEFT_OUT},
+    **{op: decomposition_table[op] for op in BY_TORCH if op in decomposition_table},
+    aten.convolution.default: convolution,
+    aten.convolution_backward.default: convolution_backward,
+    aten.index_copy_.default: index_copy,
+}

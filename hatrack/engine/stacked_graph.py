@@ -1,14 +1,14 @@
 """Turn the graph of one run's step into the graph of a step of several runs of the same form.
 
-The graph of a step is a function of its inputs and of all other tensors that it uses, with writes in place. The stacked graph
-is its `torch.vmap` over a leading dimension of lanes, one for each run: matrix products become batched products, all else
-stays as it is. Random numbers are taken out: every run draws its own, from its own generator, and they become inputs.
+The graph of a step is a function of its inputs and of all other tensors that it uses, with writes in place. The stacked
+graph is its `torch.vmap` over a leading dimension of lanes, one for each run: matrix products become batched products, all
+else stays as it is. Random numbers are taken out: every run draws its own, from its own generator, and they become inputs.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -71,7 +71,7 @@ class Draw:
         else:  # what it gets has no meaning; a dropout multiplies it
             given = torch.empty_strided(self.shape, self.stride, dtype=self.first, device=device)
             found = self.operation(given, *self.args, **self.kwargs)
-        return found[1] if isinstance(found, tuple) else found
+        return cast(Tensor, found[1] if isinstance(found, tuple) else found)
 
     def blank(self, device: torch.device) -> Tensor:
         """Return a tensor with the shape and layout of what is drawn."""
@@ -206,14 +206,13 @@ def _describe_draw(node: fx.Node) -> Draw:
 
 def _only_fills(node: fx.Node, packet: str) -> bool:
     """Return whether an operation takes from its first argument no more than its shape and type."""
-    return packet.endswith(("_like", "_")) or packet == "native_dropout"
+    return packet.endswith(("_like", "_")) or (packet == "native_dropout" and node.args[2] is not False)
 
 
 def _replace_draw(graph: fx.Graph, node: fx.Node, drawn: fx.Node) -> None:
     """Let what was drawn before take the place of an operation that draws."""
-    drawn.meta["val"] = node.meta["val"]
     if node.target is aten.native_dropout.default:
-        x, share, _ = node.args
+        x, share = node.args[0], cast(float, node.args[1])
         kept = graph.call_function(aten.mul.Tensor, (x, drawn))
         scaled = graph.call_function(aten.mul.Tensor, (kept, 0.0 if share == 1 else 1 / (1 - share)))
         for use in list(node.users):
@@ -246,7 +245,7 @@ def _return_writes(graph: fx.GraphModule, first: int) -> list[bool]:
 
 
 def _free_of_layouts(graph: fx.Graph) -> None:
-    """Let a graph without writes in place not depend on how tensors lie in memory, which may differ once they are stacked."""
+    """Let a graph without writes in place not depend on how tensors lie in memory: stacked, they may lie otherwise."""
     for node in graph.nodes:
         if node.target in (aten.view.default, aten._unsafe_view.default):
             node.target = aten.reshape.default

@@ -32,7 +32,6 @@ class StackedSteps:
         self, step: RunStep, alone: Callable[[Tensor, Tensor], Tensor], split: Split, size: int, *, record: bool
     ) -> None:
         self.step, self.alone, self.split, self.size, self.record = step, alone, split, size, record
-        self.stack: Stack | None = None
         self.member: Member | None = None
         self.epoch: tuple[Tensor, int] | None = None  # the examples of an epoch that is not listed yet, and where it begins
         self.entered = self.apart = False
@@ -50,12 +49,13 @@ class StackedSteps:
             result = self.alone(index, number)
             step_done()
             return result
-        assert self.stack is not None and self.member is not None
+        member = self.member
+        assert member is not None
         if not self.entered:
-            self._enter()
-        self.member.pending += 1
-        if self.member.pending >= AHEAD:
-            self._wait()
+            self._enter(member)
+        member.pending += 1
+        if member.pending >= AHEAD:
+            self._wait(member)
         return None
 
     def _joined(self, index: Tensor, number: Tensor) -> bool:
@@ -79,37 +79,34 @@ class StackedSteps:
         form, tensors = find_form(self.step, inputs, lane_count())
         if form.key not in stacks:
             stacks[form.key] = Stack(form, inputs, tensors, record=self.record)
-        self.stack = stacks[form.key]
-        self.member = self.stack.join(tensors, self.split.x)
+        self.member = stacks[form.key].join(tensors, self.split.x)
 
-    def _enter(self) -> None:
-        assert self.stack is not None and self.member is not None
+    def _enter(self, member: Member) -> None:
+        """Hand the lane over to the stack; at the beginning of an epoch, with the list of its examples."""
         if self.epoch is not None:
             order, first = self.epoch
             task = [self.split.task] if isinstance(self.split.task, Tensor) else []
             crops = [] if self.split.crops is None else [self.split.crops]
             parts = [of[order] for of in (self.split.rows, self.split.y, *task, *crops)]
-            self.stack.list_epoch(self.member, parts, first)
+            member.stack.list_epoch(member, parts, first)
             self.epoch = None
-        self.stack.enter(self.member)
+        member.stack.enter(member)
         self.entered = True
 
-    def _wait(self) -> None:
-        member, stacks = self.member, stacking()
-        assert member is not None and stacks is not None
+    def _wait(self, member: Member) -> None:
+        """Wait until the steps are done; when all runs wait, those of all stacks are done."""
 
         def drive() -> None:
-            for stack in list(stacks.values()):
+            for stack in list((stacking() or {}).values()):
                 stack.drive()
 
         wait_together(lambda: not member.pending, drive)
 
     def flush(self) -> None:
         """Wait until all steps are done that were asked for."""
-        if self.entered:
-            assert self.stack is not None and self.member is not None
-            self._wait()
-            self.stack.exit(self.member)
+        if self.entered and self.member is not None:
+            self._wait(self.member)
+            self.member.stack.exit(self.member)
             self.entered = False
 
     def close(self) -> None:
@@ -117,12 +114,12 @@ class StackedSteps:
         if self.apart:
             stand_apart(apart=False)
             self.apart = False
-        if self.member is None or self.stack is None:
+        if self.member is None:
             return
+        stack, stacks = self.member.stack, stacking()
         self.member.pending = 0
         self.flush()
-        self.stack.leave(self.member)
-        stacks = stacking()
-        if not self.stack.members and stacks is not None:
-            stacks.pop(self.stack.form.key, None)  # its memory is free for others
-        self.stack = self.member = None
+        stack.leave(self.member)
+        if not stack.members and stacks is not None:
+            stacks.pop(stack.form.key, None)  # its memory is free for others
+        self.member = None

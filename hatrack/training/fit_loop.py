@@ -129,8 +129,8 @@ class FitLoop:
         self.count_costs = count_costs
         self.flops: dict[int, int | None] = {}  # the operations of a step, by the size of its batch
         self.engine = "compiled" if compiled else "recorded" if record else "eager"
-        engine = f"{self.engine}, stacked" if self.stacked else self.engine
-        self.result = FitResult(task.index, engine=engine, score=other_score(task.target))
+        way = f"{self.engine}, stacked" if self.stacked else self.engine
+        self.result = FitResult(task.index, engine=way, score=other_score(task.target))
         self.result.steps, self.result.examples, self.result.flops = 0, 0, 0 if count_costs else None
         self.best: dict[str, Tensor] = {}
         self.step_index = 0  # how many steps of the present epoch are done

@@ -1,15 +1,12 @@
 """Runs that are stacked give the results of each alone, to rounding, and forget nothing."""
 
-import warnings
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
 
-from hatrack import HAT, METHODS, Method, Network, Regime, Trainer
-from hatrack.engine import decompositions, stacked_steps
-from hatrack.engine.interleaving import run_interleaved, stacking
+from hatrack import HAT, Method, Network, Regime, Trainer
+from hatrack.engine import decompositions
+from hatrack.engine.interleaving import run_interleaved
 from hatrack.seeds import seeded
 from tests.helpers.learning import OPTIMIZERS, make
 from tests.helpers.pictures import convolutional, pictures
@@ -98,8 +95,10 @@ def test_every_plain_convolution(kernel, stride, padding, bias, gpu, monkeypatch
 def test_other_lengths_rates_and_ends():
     """Runs whose tasks have other numbers of batches, which stop at other epochs, and which warm up."""
     regimes = [
-        Regime(epochs=4, batch=16, lr=0.1, warmup=3), Regime(epochs=2, batch=16, lr=0.05), Regime(epochs=9, batch=16, stop_after=1)
-    ]  # fmt: skip
+        Regime(epochs=4, batch=16, lr=0.1, warmup=3),
+        Regime(epochs=2, batch=16, lr=0.05),
+        Regime(epochs=9, batch=16, stop_after=1),
+    ]
 
     def build(seed):
         tasks = toy_tasks(2, seed=seed, train=(60, 200, 90)[seed])
