@@ -17,7 +17,7 @@ _extend = imported_when_called("hatrack.cli.extension:extend")
         click.Option(["--tasks"], type=int, required=True, metavar="N", help="the tasks of the longer run, old and new"),
         click.Option(["--keep-each"], is_flag=True, help="keep the model after each task, of a run that kept them"),
         own_methods(),
-        *(option for option in how_to_run() if option.name != "parallel"),
+        *(option for option in how_to_run() if option.name not in ("parallel", "stack")),
     ]
 )
 def command(record: Path, tasks: int, keep_each: bool, methods: tuple[str, ...], **how: Any) -> None:

@@ -109,6 +109,11 @@ def how_to_run() -> list[click.Option]:
             help="runs at a time: processes on a CPU, streams on a GPU [1]",
             callback=lambda _, __, count: _at_least_one(count),
         ),
+        click.Option(
+            ["--stack"],
+            is_flag=True,
+            help="do the steps of parallel runs as one step: faster on a GPU, the same to rounding",
+        ),
     ]
 
 

@@ -90,6 +90,6 @@ FIXED = [
         ["--out"], type=FOLDER, default=Path("tuned"), metavar="FOLDER", help="where searches and outcomes go [tuned]"
     ),
     click.Option(["--dry-run"], is_flag=True, help="run nothing; list what would be searched and what it would cost"),
-    *(option for option in how_to_run() if option.name != "parallel"),
+    *(option for option in how_to_run() if option.name not in ("parallel", "stack")),
 ]
 command = TuneCommand("tune", params=[*NAMES, *FIXED], short_help=TEXT)

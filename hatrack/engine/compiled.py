@@ -52,7 +52,7 @@ class Code:
 
 
 _code_cache: dict[str, Code] = {}  # compiled code by its key: the text of the graph and the signature of its tensors
-_lock = threading.Lock()  # torch captures and compiles in one thread at a time
+capture_lock = threading.Lock()  # torch captures and compiles in one thread at a time
 _importing: list[threading.Thread] = []  # the thread that imports torch's compiler, once there is one
 
 
@@ -113,10 +113,13 @@ class Compiled:
             arguments = [*inputs, *self.tensors]
             if any(t.is_neg() or t.is_conj() for t in arguments):
                 raise RuntimeError("a tensor is a lazy negative or conjugate view of its memory")
-            with _lock, torch.autocast(inputs[0].device.type, enabled=False):  # the graph contains the casts of autocast
+            with (
+                capture_lock,
+                torch.autocast(inputs[0].device.type, enabled=False),
+            ):  # the graph contains the casts of autocast
                 key = f"{graph.code}{input_signature(arguments)}{result_signature(graph)}"
                 if key not in _code_cache:
-                    _code_cache[key] = Code(_compile_graph(graph, arguments, key))
+                    _code_cache[key] = Code(compile_graph(graph, arguments, key))
                 code = _code_cache[key]
                 with fork_rng(), restore_afterwards([t for t in self.tensors if t.untyped_storage().data_ptr() in written]):
                     code.run(*arguments)
@@ -131,7 +134,7 @@ class Compiled:
     def _without_effects(self) -> Iterator[Rollback]:
         """Check the rule of the step in the block, and roll back the effects of its operations."""
         rollback = Rollback()  # type: ignore[no-untyped-call]
-        with _lock, fork_rng(), rollback, torch.enable_grad(), self.rule():
+        with capture_lock, fork_rng(), rollback, torch.enable_grad(), self.rule():
             yield rollback
 
     def _reuse(self, inputs: tuple[Tensor, ...]) -> bool:
@@ -188,7 +191,7 @@ class Compiled:
         raise reason
 
 
-def _compile_graph(graph: fx.GraphModule, inputs: list[Tensor], key: str) -> Run:
+def compile_graph(graph: fx.GraphModule, inputs: list[Tensor], key: str) -> Run:
     """Translate a graph with torch's compiler.
 
     The compiler also caches its code on disk for other processes. Its own cache key does not tell which tensors share

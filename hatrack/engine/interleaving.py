@@ -11,8 +11,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from typing import TypeVar
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -25,15 +25,44 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 _thread = threading.local()  # `_thread.run` is the run of this thread, if it is scheduled
 
 
+class _Waiting(NamedTuple):
+    """A run that waits for stacked steps: whether they are done, and what wakes it."""
+
+    done: Callable[[], bool]
+    semaphore: threading.Semaphore
+
+
 class _Scheduler:
     """Lets one thread run at a time, first come first served."""
 
-    def __init__(self, device: torch.device) -> None:
-        torch.cuda.init()  # type: ignore[no-untyped-call]  # makes the generators
-        self.generator = torch.cuda.default_generators[device.index or 0]
+    def __init__(self, device: torch.device, workers: int, runs: int, lanes: int) -> None:
+        self.generator: torch.Generator | None = None
+        if device.type == "cuda":
+            torch.cuda.init()  # type: ignore[no-untyped-call]  # makes the generators
+            self.generator = torch.cuda.default_generators[device.index or 0]
         self.lock = threading.Lock()
         self.waiting: deque[threading.Semaphore] = deque()
         self.busy = False
+        self.workers, self.left = workers, runs  # how many runs are under way at a time, and how many have not ended
+        self.lanes = lanes  # how many of them are stacked: see engine/stack.py; 0: none
+        self.stacks: dict[str, Any] = {}  # by the key of their form
+        self.together: deque[_Waiting] = deque()  # the runs that wait for a stacked step
+        self.apart = 0  # how many runs have a fit under way that is not stacked
+
+    def all_wait(self, own: int = 0) -> bool:
+        """Return whether all runs under way that are stacked wait for a stacked step, `own` more than noted."""
+        return len(self.together) + own >= min(self.workers, self.left) - self.apart
+
+    def wake(self, done: Callable[[_Waiting], bool]) -> None:
+        """Wake the runs that wait for a stacked step and that `done` is true of."""
+        for waiting in [waiting for waiting in self.together if done(waiting)]:
+            self.together.remove(waiting)
+            waiting.semaphore.release()
+
+    def wake_driver(self) -> None:
+        """If all wait for each other, wake one, which does the steps of all."""
+        if self.together and self.all_wait():
+            self.together.popleft().semaphore.release()
 
     def acquire(self) -> None:
         """Wait until no other thread runs."""
@@ -63,16 +92,18 @@ class _ScheduledRun:
     other runs are.
     """
 
-    def __init__(self, scheduler: _Scheduler, cpu: torch.Tensor, gpu: torch.Generator) -> None:
+    def __init__(self, scheduler: _Scheduler, cpu: torch.Tensor, gpu: torch.Generator | None) -> None:
         scheduler.acquire()
-        scheduler.generator.graphsafe_set_state(gpu)
-        self.scheduler, self.steps = scheduler, 0
-        self.cpu, self.gpu = cpu, scheduler.generator.clone_state()
+        self.scheduler, self.steps, self.cpu, self.gpu = scheduler, 0, cpu, gpu
+        if scheduler.generator is not None and gpu is not None:
+            scheduler.generator.graphsafe_set_state(gpu)
+            self.gpu = scheduler.generator.clone_state()
         self._set_generators()
 
     def _set_generators(self) -> None:
         torch.set_rng_state(self.cpu)
-        self.scheduler.generator.graphsafe_set_state(self.gpu)
+        if self.scheduler.generator is not None and self.gpu is not None:
+            self.scheduler.generator.graphsafe_set_state(self.gpu)
 
     def resume(self) -> None:
         """Wait until the scheduler is free, then continue with the run's own generators."""
@@ -83,6 +114,63 @@ class _ScheduledRun:
         """Save the state of the generator and let another run continue."""
         self.cpu = torch.get_rng_state()
         self.scheduler.release()
+
+    def wait_together(self, done: Callable[[], bool], drive: Callable[[], None]) -> None:
+        """Wait until steps are done that several runs do together: see `wait_together`."""
+        scheduler = self.scheduler
+        while not done():
+            if scheduler.all_wait(own=1):
+                drive()
+                scheduler.wake(lambda other: other.done())
+                self.pause()  # others may run apart
+            else:
+                own = threading.Semaphore(0)
+                scheduler.together.append(_Waiting(done, own))
+                self.pause()
+                own.acquire()
+            self.resume()
+
+    def stand_apart(self, *, apart: bool) -> None:
+        """Let the runs that are stacked go on without this one, or wait for it again."""
+        self.scheduler.apart += 1 if apart else -1
+        self.scheduler.wake_driver()
+
+    def end(self) -> None:
+        """Let others continue for good."""
+        self.scheduler.left -= 1
+        self.scheduler.wake_driver()
+        self.pause()
+
+
+def stacking() -> dict[str, Any] | None:
+    """Return the stacks of the runs that are stacked with this one; None if this thread is no such run."""
+    run: _ScheduledRun | None = getattr(_thread, "run", None)
+    return run.scheduler.stacks if run is not None and run.scheduler.lanes else None
+
+
+def lane_count() -> int:
+    """Return how many runs are stacked with this one, itself included."""
+    run: _ScheduledRun = _thread.run
+    return run.scheduler.lanes
+
+
+def wait_together(done: Callable[[], bool], drive: Callable[[], None]) -> None:
+    """Wait until steps are done that several runs do together, while other runs continue.
+
+    When all runs that are under way wait, one of them calls `drive`, again and again, until steps of some of them are done.
+
+    Args:
+        done: whether the steps of this run are done.
+        drive: does at least one step of every run that waits.
+    """
+    run: _ScheduledRun = _thread.run
+    run.wait_together(done, drive)
+
+
+def stand_apart(*, apart: bool) -> None:
+    """Let the runs that are stacked go on without this one, or wait for it again; outside of them it does nothing."""
+    if stacking() is not None:
+        _thread.run.stand_apart(apart=apart)
 
 
 def step_done() -> None:
@@ -98,7 +186,8 @@ def step_done() -> None:
 def wait_for_gpu() -> None:
     """Wait until the GPU has finished the work of this run, while other runs continue. It is called before a value is read;
     outside `run_interleaved` it does nothing."""
-    if is_interleaved():
+    run: _ScheduledRun | None = getattr(_thread, "run", None)
+    if run is not None and run.scheduler.generator is not None:
         with others_run():
             torch.cuda.current_stream().synchronize()
 
@@ -122,20 +211,24 @@ def others_run() -> Iterator[None]:
         run.resume()
 
 
-def run_interleaved(runs: Sequence[Callable[[], T]], device: torch.device, workers: int) -> list[T]:
-    """Execute several runs that share a GPU. After an error in one of them no other is started.
+def run_interleaved(runs: Sequence[Callable[[], T]], device: torch.device, workers: int, *, stack: bool = False) -> list[T]:
+    """Execute several runs that share a GPU, or a CPU. After an error in one of them no other is started.
 
     Args:
         runs: functions without arguments.
-        device: the GPU.
+        device: the GPU or the CPU.
         workers: how many runs are under way at a time.
+        stack: do the steps of runs that have the same form as one step.
 
     Returns:
         Their results, in order. The first error is raised when all runs that were under way have ended.
     """
-    scheduler = _Scheduler(device)
-    outside = torch.get_rng_state(), scheduler.generator.graphsafe_get_state()
-    torch.cuda.synchronize(device)
+    workers = min(workers, len(runs))
+    scheduler = _Scheduler(device, workers, len(runs), workers if stack else 0)
+    generator = scheduler.generator
+    outside = torch.get_rng_state(), None if generator is None else generator.graphsafe_get_state()
+    if generator is not None:
+        torch.cuda.synchronize(device)
     errors: list[BaseException] = []
 
     def execute(run: Callable[[], T]) -> T:
@@ -143,13 +236,13 @@ def run_interleaved(runs: Sequence[Callable[[], T]], device: torch.device, worke
         try:
             if errors:
                 raise RuntimeError("another run failed")
-            with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+            with nullcontext() if generator is None else torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
                 return run()
         except BaseException as error:
             errors.append(error)
             raise
         finally:
-            _thread.run.pause()
+            _thread.run.end()
             _thread.run = None
 
     try:
@@ -161,4 +254,5 @@ def run_interleaved(runs: Sequence[Callable[[], T]], device: torch.device, worke
         return [future.result() for future in futures]
     finally:
         torch.set_rng_state(outside[0])
-        scheduler.generator.graphsafe_set_state(outside[1])
+        if generator is not None and outside[1] is not None:
+            generator.graphsafe_set_state(outside[1])

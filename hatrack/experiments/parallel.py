@@ -31,6 +31,7 @@ def run_all(
     precision: Precision = "tf32",
     save_every: float = 5.0,
     parallel: int = 1,
+    stack: bool = False,
     keep_model: bool = False,
     keep_each: bool = False,
     notes: Mapping[str, Mapping[str, Any]] | None = None,
@@ -49,6 +50,7 @@ def run_all(
         precision: how matrix products are computed.
         save_every: minutes between two saves of a run's state.
         parallel: how many runs at a time: processes on a CPU, threads with a stream each on a GPU.
+        stack: do the steps of parallel runs as one step, as far as they have the same form; in one process, also on a CPU.
         keep_model: save the model of every run beside its record.
         keep_each: save the model of every run after each of its tasks, beside its record.
         notes: how the options of runs were chosen, by their names, for the field `tuned` of new records.
@@ -57,6 +59,10 @@ def run_all(
     Returns:
         The records in the order of the runs.
     """
+    if stack and parallel < 2:
+        raise ValueError(
+            f"--stack needs --parallel of at least 2, not {parallel}: it stacks runs that are under way together"
+        )
     how = {"out": out, "again": again, "device": device, "engine": engine, "precision": precision, "save_every": save_every}
     how |= {"keep_model": keep_model, "keep_each": keep_each, "log": tuple(log)}
     notes = notes or {}
@@ -73,9 +79,9 @@ def run_all(
             if workers < 2:
                 for item in work:
                     item()
-            elif torch.device(device).type == "cuda":
+            elif stack or torch.device(device).type == "cuda":
                 with precision_scope(precision, torch.device(device)):  # until the last is done: it holds for all threads
-                    _in_threads(work, torch.device(device), workers)
+                    _in_threads(work, torch.device(device), workers, stack=stack)
             else:
                 WorkerPool(todo, how, display, found, notes).run(workers)
         except Stopped as error:
@@ -113,8 +119,8 @@ def _one(name: str, spec: Run, how: Mapping[str, Any], display: Display, number:
     display.show(number, 1.0, "")
 
 
-def _in_threads(work: Sequence[Callable[[], None]], device: torch.device, workers: int) -> None:
-    """Carry out runs in parallel on a GPU. If one fails, the others save and stop."""
+def _in_threads(work: Sequence[Callable[[], None]], device: torch.device, workers: int, *, stack: bool) -> None:
+    """Carry out runs in parallel in one process. If one fails, the others save and stop."""
 
     def or_stop_all(item: Callable[[], None]) -> None:
         try:
@@ -124,7 +130,7 @@ def _in_threads(work: Sequence[Callable[[], None]], device: torch.device, worker
             raise
 
     try:
-        run_interleaved([partial(or_stop_all, item) for item in work], device, workers)
+        run_interleaved([partial(or_stop_all, item) for item in work], device, workers, stack=stack)
     except Stopped:
         raise
     except BaseException:

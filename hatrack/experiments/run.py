@@ -15,7 +15,7 @@ import torch
 from hatrack._version import __version__
 from hatrack.engine.choice import Engine, Precision, choose_engine
 from hatrack.engine.compiled import import_compiler
-from hatrack.engine.interleaving import wait_for_gpu
+from hatrack.engine.interleaving import stacking, wait_for_gpu
 from hatrack.engine.precision import check_precision, precision_scope
 from hatrack.experiments.ahead import compile_ahead
 from hatrack.experiments.arguments import check_arguments, check_note
@@ -125,6 +125,7 @@ def run(
         compiles = trainer.compiles(METHODS.find(spec.method), torch.device(device).type)
         if compiles:
             import_compiler()  # while the method is built
+        compiles &= stacking() is None  # helpers compile the steps of single runs
         method = build_method(spec, tasks, build_trunk(spec, tasks), device)
         for task in tasks:
             task.target.check_for(type(method).__name__, method.targets, task.name)

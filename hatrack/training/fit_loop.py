@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from hatrack.engine.choice import Engine, choose_engine
 from hatrack.engine.compiled import Compiled
-from hatrack.engine.interleaving import step_done, wait_for_gpu
+from hatrack.engine.interleaving import stacking, step_done, wait_for_gpu
 from hatrack.engine.optimizers import clip
 from hatrack.engine.recorded import Recorded
 from hatrack.engine.rules import watch_step, watched
+from hatrack.engine.stacked_form import RunStep
+from hatrack.engine.stacked_steps import StackedSteps
 from hatrack.methods.divergence import NOT_THE_RATE, Diverged
 from hatrack.methods.evaluate import Evaluation, Score
 from hatrack.methods.fit import EpochResult, FitResult
@@ -119,14 +121,18 @@ class FitLoop:
         self.step_on: Callable[..., Tensor] = self.compiled or self.train_step
         if watch:
             self.step_on = watched(self.train_step, method, self.optimizers.all)
-        self.step: Callable[[Tensor, Tensor], Tensor] = Recorded(self._fetch_and_step) if record else self._fetch_and_step
+        alone: Callable[[Tensor, Tensor], Tensor] = Recorded(self._fetch_and_step) if record else self._fetch_and_step
+        self.stacked = self._stack(alone, compiled=compiled, record=record) if stacking() is not None and not watch else None
+        self.step: Callable[[Tensor, Tensor], Any] = self.stacked or alone
         wrap = Recorded if record and task.valid.stream is None else None
         self.validate = Evaluation(method, task.valid, wrap=wrap, wait=wait_for_gpu)
+        self.records = record
         self.schedule = LRSchedule(regime)
         self.count_costs = count_costs
         self.flops: dict[int, int | None] = {}  # the operations of a step, by the size of its batch
-        engine = "compiled" if compiled else "recorded" if record else "eager"
-        self.result = FitResult(task.index, engine=engine, score=other_score(task.target))
+        self.engine = "compiled" if compiled else "recorded" if record else "eager"
+        way = f"{self.engine}, stacked" if self.stacked else self.engine
+        self.result = FitResult(task.index, engine=way, score=other_score(task.target))
         self.result.steps, self.result.examples, self.result.flops = 0, 0, 0 if count_costs else None
         self.best: dict[str, Tensor] = {}
         self.step_index = 0  # how many steps of the present epoch are done
@@ -197,8 +203,22 @@ class FitLoop:
 
     def _compile(self) -> Compiled:
         """Compile the step on fetched examples, so that the size of a data set makes no other form."""
-        whole = len(split_batches(torch.arange(len(self.task.train)), self.regime.batch)[0])
-        return Compiled(self.train_step, whole, partial(watch_step, self.method, self.optimizers.all))
+        return Compiled(self.train_step, self._whole, partial(watch_step, self.method, self.optimizers.all))
+
+    @property
+    def _whole(self) -> int:
+        """How many examples a full batch has."""
+        return len(split_batches(torch.arange(len(self.task.train)), self.regime.batch)[0])
+
+    def _stack(self, alone: Callable[[Tensor, Tensor], Tensor], *, compiled: bool, record: bool) -> StackedSteps:
+        """Do full batches together with those of other runs."""
+        step = RunStep(self.train_step, partial(watch_step, self.method, self.optimizers.all), compiled)
+        return StackedSteps(step, alone, self.prefetcher.source, self._whole, record=record)
+
+    def _flush(self) -> None:
+        """Wait until all steps are done, if they are stacked: then what they use may be read and changed."""
+        if self.stacked:
+            self.stacked.flush()
 
     # Epochs
 
@@ -270,6 +290,8 @@ class FitLoop:
             self.batches.fill_(len(numbers))
             if self.resumed:
                 set_random_state(self.resumed, self.device)
+            if self.stacked:
+                self.stacked.begin_epoch(order, self.regime.batch, self.step_index)
             batches = self.prefetcher(order, done=self.step_index, seed=derive(self.seed, "transforms", epoch))
             for done, (number, index) in enumerate(zip(numbers, batches, strict=True)):
                 sizes.append(len(index))
@@ -283,9 +305,11 @@ class FitLoop:
                         raise ValueError(said) from error
                     raise
                 self.step_index = done + 1
-                step_done()
+                if not self.stacked:
+                    step_done()
                 if self.after_step:
                     self.after_step(self)
+            self._flush()
         wait_for_gpu()
         losses = self._read_losses()
         self._note_peak()
@@ -305,6 +329,7 @@ class FitLoop:
         """Set the learning rate of a step at the beginning of the fit, where it grows from step to step."""
         step, slow = epoch * count_batches(len(self.task.train), self.regime.batch) + done, self.regime.warmup
         if slow and step <= slow:
+            self._flush()
             self.optimizers.set_lr(self.schedule.lr * min(1.0, (step + 1) / slow))
 
     def _counted_step(self, index: Tensor, number: Tensor) -> None:
@@ -312,11 +337,12 @@ class FitLoop:
         if not self.count_costs or len(index) in self.flops:
             self.step(index, number)
             return
+        self._flush()
         self._note_peak()
         self.flops[len(index)] = None
         if not countable(self.method):
             self.step(index, number)
-        elif self.compiled:
+        elif self.compiled or self.stacked:
             inputs = (*self.prefetcher.split.fetch(index), number)
             self.flops[len(index)] = count_trial_step(self.train_step, inputs, self.method)
             self.step(index, number)
@@ -353,6 +379,7 @@ class FitLoop:
 
     def _read_losses(self) -> list[float]:
         """The losses of this epoch's steps so far; an error if one is not finite."""
+        self._flush()
         losses: list[float] = self.losses[: self.step_index].tolist()
         for step, loss in enumerate(losses):
             if not math.isfinite(loss):
@@ -415,13 +442,16 @@ class FitLoop:
     @torch.no_grad()
     def close(self) -> FitResult:
         """Write the best state into the method, drop all gradients and recordings, and return what the fit came to."""
+        if self.stacked:
+            self.stacked.close()
+            self.result.engine = self.engine if self.stacked.failed else self.result.engine
         for key, value in self.method.state_dict().items():
             if key in self.best:
                 value.copy_(self.best[key])
         self.optimizers.zero_grad()
         self.method.eval()
         if self.compiled and self.compiled.failed:
-            self.result.engine = "recorded" if isinstance(self.step, Recorded) else "eager"
+            self.result.engine = "recorded" if self.records else "eager"
         self.step = self._fetch_and_step  # what was recorded gives its memory back
         self.validate.forget_recording()
         return self.result

@@ -27,7 +27,7 @@ needs_a_compiler = pytest.mark.skipif(not can_compile(gpu=False), reason="no C++
 @pytest.fixture
 def captured_only(monkeypatch):
     """Run the captured operations without compiling them, which takes seconds each time."""
-    monkeypatch.setattr(compiled, "_compile_graph", lambda graph, *_: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: copy.deepcopy(graph))
     monkeypatch.setattr(compiled, "_code_cache", {})
 
 
@@ -117,7 +117,7 @@ def test_what_can_t_be_compiled_runs_eagerly(monkeypatch):
     def fail(graph, inputs, key):
         raise RuntimeError("no compiler\nat all")
 
-    monkeypatch.setattr(compiled, "_compile_graph", fail)
+    monkeypatch.setattr(compiled, "compile_graph", fail)
     fast = Compiled(lambda x: x + 1, 1)
     with pytest.warns(UserWarning, match="not compiled: no compiler$"):
         assert fast(torch.ones(1)) == 2
@@ -138,7 +138,7 @@ def test_code_that_fails_when_it_runs_is_not_used(monkeypatch):
         weight.zero_()
         raise TypeError("expected Tensor() for op")
 
-    monkeypatch.setattr(compiled, "_compile_graph", lambda graph, *_: broken)
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: broken)
     monkeypatch.setattr(compiled, "_code_cache", {})
     weight = torch.ones(2)
     fast = Compiled(lambda x: weight.add_(x), 2)
@@ -401,7 +401,7 @@ def test_windows_and_strides_given_as_one_number(as_on_a_gpu, captured_only):
 
 def test_the_types_of_results_belong_to_the_key(monkeypatch):
     seen = []
-    monkeypatch.setattr(compiled, "_compile_graph", lambda graph, inputs, key: seen.append(key) or copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, inputs, key: seen.append(key) or copy.deepcopy(graph))
     monkeypatch.setattr(compiled, "_code_cache", {})
     ones = torch.ones(4)
     for kind in (torch.float32, torch.float64):

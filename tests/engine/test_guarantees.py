@@ -66,7 +66,7 @@ def test_compiled():
 
 def test_killed_and_resumed_while_compiled(tmp_path, monkeypatch):
     """With captured operations that are not compiled: the compiler itself has no state of a run."""
-    monkeypatch.setattr(compiled, "_compile_graph", lambda graph, *_: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: copy.deepcopy(graph))
     monkeypatch.setattr(compiled, "_code_cache", {})
     whole = run(spec("hat", batch=64), tmp_path / "whole", engine="compiled")
     graphs = len(compiled._code_cache)
@@ -129,7 +129,7 @@ def usual() -> nn.Module:
 )
 def test_steps_captured_for_a_gpu_are_the_same_steps(trunk, kind, monkeypatch):
     """On a CPU, and not compiled. Without dropout, which follows the order of images in memory."""
-    monkeypatch.setattr(compiled, "_compile_graph", lambda graph, *_: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: copy.deepcopy(graph))
     monkeypatch.setattr(compiled, "_code_cache", {})
     monkeypatch.setattr(decompositions, "on_gpu", lambda x: True)
     by_patches, used = decompositions.by_patches, []

@@ -1,4 +1,4 @@
-"""Interleaved runs on a machine without a GPU: torch.cuda is replaced by stand-ins, the CPU's generator is the real one."""
+"""Interleaved runs on a machine without a GPU: torch.cuda is replaced by stand-ins, the GPU's generator is the real one."""
 
 import contextlib
 import threading
@@ -11,7 +11,7 @@ from hatrack.engine import interleaving
 from hatrack.experiments import parallel
 from hatrack.training.checkpoint import Stopped, stopping
 
-CPU = torch.device("cpu")
+GPU = torch.device("cuda")
 
 
 class Generator:
@@ -57,7 +57,7 @@ def test_each_run_draws_what_it_would_draw_alone():
 
     torch.manual_seed(7)
     outside = torch.get_rng_state()
-    together = interleaving.run_interleaved([lambda n=n: run(n) for n in range(5)], CPU, 3)
+    together = interleaving.run_interleaved([lambda n=n: run(n) for n in range(5)], GPU, 3)
     assert torch.equal(torch.get_rng_state(), outside)
     for number, drawn in enumerate(together):
         torch.manual_seed(7)
@@ -76,7 +76,7 @@ def test_only_one_run_executes_python_at_a_time():
             at_once -= 1
             interleaving.step_done()
 
-    interleaving.run_interleaved([run] * 4, CPU, 4)
+    interleaving.run_interleaved([run] * 4, GPU, 4)
     assert max(most) == 1
 
 
@@ -89,7 +89,7 @@ def test_the_first_error_is_raised_and_nothing_begins_after_it():
         raise ValueError(f"run {number} is broken")
 
     with pytest.raises(ValueError, match="run 0 is broken"):
-        interleaving.run_interleaved([lambda n=n: fails(n) for n in range(6)], CPU, 2)
+        interleaving.run_interleaved([lambda n=n: fails(n) for n in range(6)], GPU, 2)
     assert begun in ([0], [0, 1])
 
 
@@ -111,7 +111,7 @@ def test_a_wait_that_fails_releases_the_scheduler_once(monkeypatch):
             interleaving.step_done()
 
     with pytest.raises(RuntimeError, match="CUDA error"):
-        interleaving.run_interleaved([fails, goes_on, goes_on], CPU, 3)
+        interleaving.run_interleaved([fails, goes_on, goes_on], GPU, 3)
     assert all(most)
 
 
@@ -130,7 +130,7 @@ def test_if_one_fails_the_others_save_and_stop():
             interleaving.step_done()
 
     with pytest.raises(ValueError, match="broken"):
-        parallel._in_threads([fails, goes_on, goes_on], CPU, 3)
+        parallel._in_threads([fails, goes_on, goes_on], GPU, 3)
     assert len(steps) < 10
     assert not stopping.is_set(), "later runs go on"
 
@@ -146,7 +146,7 @@ def test_if_somebody_asks_for_an_end_all_stop():
 
     try:
         with pytest.raises(Stopped, match="saved"):
-            parallel._in_threads([lambda n=n: goes_on(n) for n in range(3)], CPU, 3)
+            parallel._in_threads([lambda n=n: goes_on(n) for n in range(3)], GPU, 3)
         assert stopping.is_set()
     finally:
         stopping.clear()

@@ -18,7 +18,7 @@ SMALL = {"vit": {"width": 16, "depth": 1, "attention_heads": 2, "mlp_ratio": 2},
 @pytest.fixture
 def captured_only(monkeypatch):
     """Run the captured operations without compiling them, which takes seconds each time."""
-    monkeypatch.setattr(compiled, "_compile_graph", lambda graph, *_: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: copy.deepcopy(graph))
     monkeypatch.setattr(compiled, "_code_cache", {})
 
 

@@ -20,7 +20,7 @@ AHEAD = [name for name in METHODS if METHODS[name].step_forms != "many" and name
 
 @pytest.fixture
 def captured_only(monkeypatch):
-    monkeypatch.setattr(compiled, "_compile_graph", lambda graph, *_: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: copy.deepcopy(graph))
     monkeypatch.setattr(compiled, "_code_cache", {})
 
 

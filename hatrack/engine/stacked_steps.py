@@ -1,0 +1,125 @@
+"""The steps of one fit as steps of a stack, where the runs of a command are stacked."""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hatrack.engine.interleaving import lane_count, stacking, stand_apart, step_done, wait_together
+from hatrack.engine.stack import Member, Stack
+from hatrack.engine.stacked_form import RunStep, find_form
+from hatrack.tasks.batches import split_batches
+from hatrack.tasks.split import Split
+
+AHEAD = 16  # steps of a run that may wait to be done
+
+
+class StackedSteps:
+    """Does full batches of a fit in a stack, together with those of other runs, and other batches alone.
+
+    A step that it was asked for is done at `flush` at the latest. Before that nobody may read or change what the step uses.
+
+    Args:
+        step: the step on what was fetched of a batch.
+        alone: the step of this run alone, on the numbers of the batch's examples and the number of the batch.
+        split: the data.
+        size: how many examples a full batch has.
+        record: whether steps are recorded.
+    """
+
+    def __init__(
+        self, step: RunStep, alone: Callable[[Tensor, Tensor], Tensor], split: Split, size: int, *, record: bool
+    ) -> None:
+        self.step, self.alone, self.split, self.size, self.record = step, alone, split, size, record
+        self.member: Member | None = None
+        self.epoch: tuple[Tensor, int] | None = None  # the examples of an epoch that is not listed yet, and where it begins
+        self.entered = self.apart = False
+        self.failed = "images in the host's memory" if split.on_host or split.stream else ""
+
+    def begin_epoch(self, order: Tensor, batch: int, first: int) -> None:
+        """Note the order of an epoch's examples and the number of its first batch."""
+        full = [part for part in split_batches(order, batch) if len(part) == self.size]
+        self.epoch = torch.stack(full) if full else order.new_zeros(0, self.size), first
+
+    def __call__(self, index: Tensor, number: Tensor) -> Tensor | None:
+        """Do a step, now or later."""
+        if len(index) != self.size or not self._joined(index, number):
+            self.flush()
+            result = self.alone(index, number)
+            step_done()
+            return result
+        member = self.member
+        assert member is not None
+        if not self.entered:
+            self._enter(member)
+        member.pending += 1
+        if member.pending >= AHEAD:
+            self._wait(member)
+        return None
+
+    def _joined(self, index: Tensor, number: Tensor) -> bool:
+        """Join a stack, unless that was tried before. Return False if the steps can't be stacked."""
+        if self.member is not None or self.apart:
+            return self.member is not None
+        try:
+            if self.failed:
+                raise RuntimeError(self.failed)
+            self._join((*self.split.fetch(index), number.clone()))
+        except Exception as error:  # it may fail in many ways; the step can always run alone
+            self.failed = (str(error).splitlines() or [type(error).__name__])[0]
+            warnings.warn(f"steps are not stacked and run side by side: {self.failed}", stacklevel=4)
+            self.apart = True
+            stand_apart(apart=True)
+        return self.member is not None
+
+    def _join(self, inputs: tuple[Tensor, ...]) -> None:
+        stacks = stacking()
+        assert stacks is not None
+        form, tensors = find_form(self.step, inputs, lane_count())
+        if form.key not in stacks:
+            stacks[form.key] = Stack(form, inputs, tensors, record=self.record)
+        self.member = stacks[form.key].join(tensors, self.split.x)
+
+    def _enter(self, member: Member) -> None:
+        """Hand the lane over to the stack; at the beginning of an epoch, with the list of its examples."""
+        if self.epoch is not None:
+            order, first = self.epoch
+            task = [self.split.task] if isinstance(self.split.task, Tensor) else []
+            crops = [] if self.split.crops is None else [self.split.crops]
+            parts = [of[order] for of in (self.split.rows, self.split.y, *task, *crops)]
+            member.stack.list_epoch(member, parts, first)
+            self.epoch = None
+        member.stack.enter(member)
+        self.entered = True
+
+    def _wait(self, member: Member) -> None:
+        """Wait until the steps are done; when all runs wait, those of all stacks are done."""
+
+        def drive() -> None:
+            for stack in list((stacking() or {}).values()):
+                stack.drive()
+
+        wait_together(lambda: not member.pending, drive)
+
+    def flush(self) -> None:
+        """Wait until all steps are done that were asked for."""
+        if self.entered and self.member is not None:
+            self._wait(self.member)
+            self.member.stack.exit(self.member)
+            self.entered = False
+
+    def close(self) -> None:
+        """Leave the stack. Steps that are not done yet are dropped."""
+        if self.apart:
+            stand_apart(apart=False)
+            self.apart = False
+        if self.member is None:
+            return
+        stack, stacks = self.member.stack, stacking()
+        self.member.pending = 0
+        self.flush()
+        stack.leave(self.member)
+        if not stack.members and stacks is not None:
+            stacks.pop(stack.form.key, None)  # its memory is free for others
+        self.member = None
