@@ -58,8 +58,9 @@ def run_anywhere(
         The records in the order of the runs; of a shard, those of its runs.
     """
     request = parse_request(on, ask, device)
-    if (on or ranks > 1) and how.pop("log", None):
-        raise ValueError("--log is for runs of this process: without --on and --ranks")
+    for name in ("log", "stack") if on or ranks > 1 else ():
+        if how.pop(name, None):
+            raise ValueError(f"--{name} is for runs of this process: without --on and --ranks")
     if shard:
         runs = parse_shard(shard).part_of(runs)
         warn_if_unsafe(out)

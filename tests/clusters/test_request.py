@@ -3,6 +3,7 @@
 import pytest
 
 from hatrack.__main__ import main
+from hatrack.clusters.dispatch import run_anywhere
 from hatrack.clusters.request import parse_request
 
 WORDS = ["run", "smnist", "sgd", "--data", "sample"]
@@ -68,3 +69,11 @@ def test_tune_takes_an_engine_and_a_benchmark(tmp_path, capsys):
     assert main([*words, "ray", "--dry-run"]) == 0
     assert main([*words, "rmnist"]) == 2
     assert "--on does nothing with --protocol first-tasks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [{"log": ("tensorboard",)}, {"stack": True}])
+@pytest.mark.parametrize("where", [{"on": "ray"}, {"on": "slurm"}, {"ranks": 2}])
+def test_what_is_for_one_process_is_refused_elsewhere(tmp_path, given, where):
+    (name,) = given
+    with pytest.raises(ValueError, match=rf"--{name} is for runs of this process"):
+        run_anywhere([], tmp_path, device="cpu", **given, **where)
