@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from hatrack.clusters.request import Request
 MISSING = "--on ray needs Ray, which is not installed: pip install 'hatrack[ray]'"
 LOOPBACK = "127.0.0.1"
 STARTS = 3  # how often it is tried to start Ray
+PATIENCE = 10.0  # seconds to wait for an address to answer
 _held: list[Request] = []  # the cluster that this process is connected to by `connected`
 
 
@@ -46,6 +48,7 @@ def connected(request: Request) -> Iterator[Any]:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if request.address:
+        _check_port(request.address)
         _start(ray, request, address=request.address, **common)
     else:
         here = {"include_dashboard": False, "_node_ip_address": LOOPBACK, "num_cpus": os.cpu_count()}
@@ -59,6 +62,16 @@ def connected(request: Request) -> Iterator[Any]:
         _held.clear()
         ray.shutdown()
         _restore(handlers)
+
+
+def _check_port(address: str) -> None:
+    """Raise a ValueError if nothing listens at an address with a port: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+        except OSError as error:
+            raise ValueError(f"no cluster of Ray can be reached at {address}: {error.strerror or error}") from None
 
 
 def _start(ray: Any, request: Request, **how: Any) -> None:

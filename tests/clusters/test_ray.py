@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hatrack import Record
+from hatrack.__main__ import main
 from hatrack.clusters import ray_cluster
 from hatrack.clusters.ray_cluster import connected
 from hatrack.clusters.request import Request
@@ -107,12 +108,14 @@ def test_a_search_on_ray_has_the_trials_of_one_process(tmp_path):
     assert one["value"] == ray["value"]
 
 
-@pytest.mark.slow
-def test_a_cluster_that_is_not_there_is_one_line(tmp_path):
-    process = start(*FOUR, *HOW, str(tmp_path / "out"), "--on", "ray:127.0.0.1:1")
-    _, err = process.communicate(timeout=400)
-    assert process.returncode == 2
-    assert "no cluster of Ray can be reached at 127.0.0.1:1" in err
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_a_cluster_that_is_not_there_is_one_line(tmp_path, capsys, address):
+    began = time.monotonic()
+    assert main([*FOUR, *HOW, str(tmp_path / "out"), "--on", f"ray:{address}"]) == 2
+    said = capsys.readouterr().err
+    assert f"no cluster of Ray can be reached at {address}" in said
+    assert said.count("\n") == 1
+    assert time.monotonic() - began < 60
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):
