@@ -137,7 +137,7 @@ def _sweep_line(axes: Axes, results: Results, group: str, quantity: Quantity, co
     scale = 100 if quantity.measure.unit == "%" else 1
     rows = [row for row in results.part.rows if row.x is not None and row.label.startswith(group)]
     points = [(row.x, s) for row in rows if (s := results.summary(row.label, quantity))]
-    if points:
+    if len(points) > 1:  # one point is no sweep
         x, found = [float(x or 0) for x, _ in points], [s for _, s in points]
         mean, std = [scale * s.mean for s in found], [scale * (s.std or 0) for s in found]
         axes.errorbar(x, mean, std, color=colour, marker="o", capsize=3, label=group.strip(" ,") or None)

@@ -12,7 +12,7 @@ from hatrack.experiments.record import Record
 from hatrack.experiments.run import Run, run
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
-from hatrack.options import parameters
+from hatrack.options import offered
 from hatrack.regime import Regime
 from tests.helpers.commands import SHORT
 
@@ -29,7 +29,7 @@ def test_list_shows_the_options_of_one(name, capsys):
     assert main(["list", name]) == 0
     shown = capsys.readouterr().out
     entry = {**METHODS, **BENCHMARKS, **NETWORKS}[name]
-    for option in parameters(entry):
+    for option in offered(entry):
         assert f"--{option.replace('_', '-')}" in shown
 
 
@@ -38,17 +38,17 @@ def test_every_option_of_a_run_has_help(capsys, monkeypatch):
     assert main(["run", "pmnist", "hat", "--help"]) == 0
     shown = capsys.readouterr().out
     for source in (Run, Regime, METHODS["hat"], BENCHMARKS["pmnist"], NETWORKS["mlp"]):
-        for option in parameters(source):
+        for option in offered(source):
             assert f"--{option.replace('_', '-')}" in shown
 
 
 def test_options_of_different_kinds_never_share_a_name():
     """Or the command line could not tell them apart."""
-    common = [*parameters(Run), *parameters(Regime), "network", "seed", "seeds", "out", "again", "device"]
+    common = [*offered(Run), *offered(Regime), "network", "seed", "seeds", "out", "again", "device"]
     for kinds in ((METHODS, BENCHMARKS), (METHODS, NETWORKS), (BENCHMARKS, NETWORKS)):
         for one in kinds[0].values():
             for other in kinds[1].values():
-                names = [*common, *parameters(one), *parameters(other)]
+                names = [*common, *offered(one), *offered(other)]
                 assert len(names) == len(set(names)), (one, other)
 
 
