@@ -125,7 +125,7 @@ def sweep(name: str, title: str, option: str, quantity: Quantity, groups: Sequen
         some = [_sweep_line(axes, results, group, quantity, colour) for group, colour in zip(groups, PALETTE, strict=False)]
         axes.set_xlabel(option)
         _title(axes, quantity.measure.title.lower() + (", %" if quantity.measure.unit == "%" else ""))
-        if len(groups) > 1 and any(some):
+        if len(groups) > 1 and max(some) > 1:
             axes.legend(frameon=False, fontsize=10)
         return found if max(some) > 1 else None  # one point is no sweep
 
