@@ -84,7 +84,12 @@ class Lesson:
 
     def follow_device(self) -> None:
         """Move everything to the device of the backbone, if a loop has moved it since, as Lightning does around `fit`."""
-        device = self.module.embedding.device
+        device, kind = self.module.embedding.device, self.module.embedding.dtype
+        if kind != torch.float32:
+            raise ValueError(
+                f"the backbone was cast to {str(kind).removeprefix('torch.')} while the task {self.name!r} is learned: cast "
+                "it before hr.protect, or use autocast"
+            )
         if self.s.device != device:
             self.method.to(device)
             self.module.follow_device()
@@ -120,6 +125,7 @@ class Lesson:
     def before_step(self, optimizer: Optimizer) -> None:
         """Mask the gradients of what finished tasks use, and take the embedding's gradient away from the optimizer."""
         self.follow_device()
+        self.last.end_step()
         self.frozen.mask_grads()
         taken = self.module.take(optimizer)
         if taken is not None:  # a step may call that of its base class: hooks run twice then

@@ -88,9 +88,17 @@ class Rollback:
     @torch.no_grad()
     def restore(self) -> None:
         """Give everything the state that it had, and drop all gradients. The backbone must be bare."""
+        now = tensors_of(self.modules)  # a module that is moved to another device has new buffers
+        method = dict([*self.method.named_parameters(), *self.method.named_buffers()])
+        for tensor, value in (
+            *((tensor, self.state[name]) for name, tensor in method.items() if name in self.state),
+            *((now[name], value) for name, value in self.own.items()),
+            *((self.embedding, self.gates), *self.others),
+        ):
+            if tensor.dtype != value.dtype:  # it was cast since: 16 bits do not hold what 32 did
+                tensor.data = tensor.data.to(value.dtype)
         roll_back(self.method, self.state)
         self.embedding.data.copy_(self.gates)
-        now = tensors_of(self.modules)  # a module that is moved to another device has new buffers
         for tensor, value in (*((now[name], value) for name, value in self.own.items()), *self.others):
             tensor.data.copy_(value)
         for hidden in self.hidden:

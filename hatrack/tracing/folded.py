@@ -6,6 +6,7 @@ differently, so that a Trainer, whose records stay the same, and finished tasks,
 """
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +24,12 @@ Norms = dict[Key, tuple[Tensor, Tensor]]  # the scale and shift (channels,) of c
 
 
 class LastPass:
-    """What one pass leaves to the next one of the same trunk, so that this need not find it out again.
+    """What the passes of one step leave to those of the next, so that these need not find it out again.
 
     Attributes:
-        norms: the norms that the pass called; the next one folds them together.
+        norms: the norms that are folded together: those that the last pass before the last step called. Within a step they
+            stay the same, so that a pass that is computed again (gradient checkpointing) has the same graph.
+        called: the norms that the last pass called.
         names: the name of every parameter and buffer of the trunk, by `id`.
         tensors: these tensors. While they are held here, no other one can have the `id` of one of them.
         together: whether norms are folded together. Then also those that a pass leaves out are part of its graph.
@@ -34,6 +37,7 @@ class LastPass:
 
     def __init__(self) -> None:
         self.norms: Norms = {}
+        self.called: Norms = {}
         self.names: dict[int, str] = {}
         self.tensors: list[Tensor] = []
         self.together = True
@@ -42,6 +46,25 @@ class LastPass:
         """Find the names anew."""
         self.names = tensor_names(trunk) | {id(tensor): name for name, tensor in tensors.items()}
         self.tensors = [*trunk.parameters(), *trunk.buffers(), *tensors.values()]
+
+    def knows(self, trunk: nn.Module, places: Places) -> bool:
+        """Return whether the names are known, also of parameters with gates of their own that were replaced since."""
+        own = [name for (name, number), gate in places.gates.items() if number == 0 and isinstance(gate, Gate)]
+        return bool(self.names) and all(id(attrgetter(name)(trunk)) in self.names for name in own)
+
+    def end_step(self) -> None:
+        """Let the next passes fold together what the last one called."""
+        self.norms = self.called
+
+    def expected(self) -> Norms:
+        """Return the norms that the next pass folds together.
+
+        Not folded so: scales that are computed, whose graph may be gone, and those with hooks of the user's own, which would
+        be called without a gradient if the pass leaves their norm out. Transforms of torch.func take no function of our own.
+        """
+        if not self.together or torch._C._are_functorch_transforms_active():
+            return {}
+        return {key: pair for key, pair in self.norms.items() if all(t.is_leaf and not t._backward_hooks for t in pair)}
 
 
 class Fold(NamedTuple):
@@ -62,7 +85,7 @@ class FoldedGates(ApplyGates):
         places: the gate of every traced call.
         gates: (units,), the value of every gate; they multiply.
         layers: the units of every layer, consecutive.
-        last: what the last pass has left. Norms that it has not called are folded one by one.
+        last: what the passes before have left. Norms that they have not called are folded one by one.
 
     Attributes:
         called: the norms that this pass called.
@@ -77,14 +100,14 @@ class FoldedGates(ApplyGates):
         layers: Sequence[slice],
         last: LastPass,
     ) -> None:
-        self.left, self.trunk, self.tensors, self.looked = last, trunk, tensors, not last.names
+        self.left, self.trunk, self.tensors, self.looked = last, trunk, tensors, not last.knows(trunk, places)
         if self.looked:
             last.look(trunk, tensors)
         super().__init__(last.names, places, gates, training=trunk.training)
         parts = torch.split(gates, [units.stop - units.start for units in layers])  # once: each slice has a backward pass
         self.parts = {units.start: part for units, part in zip(layers, parts, strict=True)}
         self.called: Norms = {}
-        expected = last.norms if last.together else {}
+        expected = last.expected()
         gates_of = {key: gate for key in expected if isinstance(gate := places.gates[key], Gate)}
         folds = [Fold(key, *expected[key], self.values(gate)) for key, gate in gates_of.items()]
         self.folded = {fold.key: (fold, *pair) for fold, pair in zip(folds, _fold_together(folds), strict=True)}
@@ -148,7 +171,8 @@ class _TimesGates(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        values, tensors = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        saved = ctx.saved_tensors  # once: checkpointing gives them out a single time
+        values, tensors = saved[: ctx.count], saved[ctx.count :]
         there = [k for k, grad in enumerate(grads) if grad is not None]
         if not there:
             return (None,) * (1 + len(values) + len(tensors))

@@ -31,6 +31,7 @@ from hatrack.tracing.exchange import filled, functional_call
 from hatrack.tracing.folded import FoldedGates, LastPass
 from hatrack.tracing.gates import LAYERS, RECURRENT, ApplyGates, Gate, Key, Places, not_on_example, tensor_names
 from hatrack.tracing.lengths import Example, trace_example
+from hatrack.tracing.norm_calls import NORMS
 from hatrack.tracing.opened import OPENED
 from hatrack.tracing.parameters import per_task_parameters
 from hatrack.tracing.recurrent import FusedGate
@@ -158,7 +159,7 @@ class Units:
         """
         calls = FoldedGates(self.trunk, tensors, self.places, gates, [*self.layers.values()], last)
         features = self._run_in(calls, self.trunk, x, tensors)
-        last.norms = calls.called
+        last.called = calls.called
         return features
 
     def _run(self, trunk: nn.Module, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -370,7 +371,7 @@ class _NoLayers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if (
-            func in LAYERS or func in RECURRENT or func in OPENED
+            func in LAYERS or func in RECURRENT or func in OPENED or func in NORMS
         ) and torch.is_grad_enabled():  # without: the backward pass of an operation of the user's own
             raise ValueError(
                 "the trunk computes layers again in the backward pass (gradient checkpointing), which cannot be traced"

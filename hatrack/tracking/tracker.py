@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Protocol
 
 from hatrack.text import is_held
@@ -37,11 +38,11 @@ class Listener:
     def begin(self, lines: RunLines) -> None:
         """Call the function with all lines that hold; the line of the run comes last."""
         for line in lines.all():
-            self.function(line)
+            self.function(deepcopy(line))  # a function may change what it is given
 
     def add(self, line: Line, lines: RunLines) -> None:
         """Call the function with a line."""
-        self.function(line)
+        self.function(deepcopy(line))
 
     def end(self) -> None:
         """Do nothing."""

@@ -276,3 +276,15 @@ def test_no_tensor_is_read_for_a_line(tmp_path, monkeypatch):
 def test_a_run_is_named_as_before():
     """The spec has no key for the log."""
     assert "log" not in Run("smnist", "hat").spec
+
+
+def test_a_function_that_changes_its_line_changes_nothing_else():
+    def log(line):
+        line.pop("epoch", None)
+        line.setdefault("watched", []).append(7.0)
+
+    tasks = toy_tasks()
+    method = make("sgd", tasks)
+    trainer = Trainer(Regime(epochs=2), log=log, progress=False, watch_tasks=tasks)
+    method.learn(tasks[0], trainer)
+    assert [len(row) for row in trainer.fits[0].watched] == [len(tasks)] * 2
