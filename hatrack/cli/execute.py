@@ -20,6 +20,7 @@ from hatrack.cli.group import imported_when_called
 from hatrack.cli.take_tuned import NOTHING, kept_notes, take_tuned
 from hatrack.cli.values import parse_seeds
 from hatrack.clusters.dispatch import run_anywhere
+from hatrack.clusters.shard import parse_shard
 from hatrack.experiments import demo as demonstration
 from hatrack.experiments.costs import expected_cost
 from hatrack.experiments.record import Record
@@ -176,8 +177,7 @@ def resume(folder: Path, methods: Sequence[str], **how: Any) -> None:
 
 def demo(out: Path) -> None:
     """Carry out the runs of the demonstration and make their page."""
-    carry_out(demonstration.runs(), out, device="cpu", engine="eager", parallel=min(2, os.cpu_count() or 1))
-    say(f"The page to look at: {report(out)}")
+    carry_out(demonstration.runs(), out, device="cpu", engine="eager", parallel=min(2, os.cpu_count() or 1), page=True)
 
 
 def carry_out(
@@ -188,6 +188,7 @@ def carry_out(
     device: str,
     notes: Mapping[str, Mapping[str, Any]] | None = None,
     watch: bool = False,
+    page: bool = False,
     **how: Any,
 ) -> None:
     """Carry out runs, then print the table of their results and what to doubt.
@@ -199,9 +200,11 @@ def carry_out(
         device: "auto", "cpu" or "cuda".
         notes: how runs were tuned, by name.
         watch: show the runs in the browser, and leave the page as a file.
+        page: leave the page as a file.
         how: engine, precision, save_every, parallel, log: see `run_all`.
     """
-    there = set() if again else {spec.name for spec in runs if folder_of(spec, out).done}
+    mine = parse_shard(how["shard"]).part_of(runs) if how.get("shard") else runs
+    there = set() if again else {spec.name for spec in mine if folder_of(spec, out).done}
     try:
         with watched(out) if watch else nullcontext():
             records = run_anywhere(runs, out, again=again, notes=notes, device=chosen_device(device, how), **how)
@@ -212,8 +215,8 @@ def carry_out(
         for line in endings(setting):
             say(line)
     count, quoted = f"{len(records)} {'record' if len(records) == 1 else 'records'}", shlex.quote(str(out))
-    page = f"the page: {report(out)}" if watch else f"hatrack report {quoted} makes the page {out / 'report.html'}"
-    say(f"{count} in {out}; {page}")
+    shown = f"the page: {report(out)}" if watch or page else f"hatrack report {quoted} makes the page {out / 'report.html'}"
+    say(f"{count} in {out}; {shown}")
     if there:
         say(f"{len(there)} of them {'was' if len(there) == 1 else 'were'} there already and not run again; --again does")
     for line in kept_notes([record for record in records if record.name in there], notes or {}):

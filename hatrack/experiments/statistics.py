@@ -151,7 +151,8 @@ def leaders(values: Mapping[str, Mapping[int, float]]) -> list[str]:
 
     Returns:
         One method if it is ahead of all others; several if they are tied: those that no other is ahead of, and those that
-        these are not ahead of, if only one is left; none if two of the methods share fewer than three seeds.
+        these are not ahead of, if only one is left. Of these only the ones whose difference to the largest mean has an
+        interval with 0 in it, and at least the nearest one. None if two of the methods share fewer than three seeds.
     """
     known = {name: found for name, found in values.items() if len(found) >= FEWEST}
     pairs = compare(known)
@@ -161,4 +162,6 @@ def leaders(values: Mapping[str, Mapping[int, float]]) -> list[str]:
     best = {name for name in known if not any((other, name) in ahead for other in known)}
     if len(best) == 1:
         best |= {name for name in known if name not in best and (next(iter(best)), name) not in ahead}
-    return sorted(best, key=lambda name: -float(np.mean(list(known[name].values()))))
+    ranked = sorted(best, key=lambda name: -float(np.mean(list(known[name].values()))))
+    apart = {pair.other for pair in pairs if ranked[:1] == [pair.better] and pair.interval[0] > 0}
+    return ranked[:2] + [name for name in ranked[2:] if name not in apart]

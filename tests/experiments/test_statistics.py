@@ -77,6 +77,19 @@ def test_leaders():
     assert leaders({"low": low, "high": high, "new": {0: 0.99}}) == ["high"], "a method with one seed does not count"
 
 
+def test_a_method_far_behind_is_not_tied_for_the_best():
+    """With three seeds and fifteen pairs hardly a difference is left after Holm's correction."""
+    rows = {"best": (0.91, 0.93, 0.92), "near": (0.90, 0.93, 0.90), "far": (0.75, 0.70, 0.66)}
+    values = {name: seeds(*row) for name, row in rows.items()}
+    values |= {f"other {k}": seeds(0.85 + 0.01 * k, 0.93 - 0.01 * k, 0.90) for k in range(3)}
+    (pair,) = [pair for pair in compare(values) if (pair.better, pair.other) == ("best", "far")]
+    assert pair.verdict == "tied"
+    assert pair.interval[0] > 0.05
+    found = leaders(values)
+    assert found[:2] == ["best", "near"]
+    assert "far" not in found
+
+
 def test_leaders_by_the_seeds_that_methods_share():
     """b has the larger mean, because it has the easier seeds; at those, a is ahead."""
     a = {**seeds(0.50, 0.52, 0.51), 3: 0.81, 4: 0.90, 5: 0.84}

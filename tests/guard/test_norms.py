@@ -1,4 +1,4 @@
-"""Norms of a protected backbone, whose gates are part of their scale and shift while a task is learned: what users do with them."""
+"""Norms of a protected backbone, whose gates are part of their scale and shift while a task is learned, in users' hands."""
 
 import pytest
 import torch

@@ -180,6 +180,8 @@ def test_print_is_light_without_controls(browser: Any, small: Path) -> None:
         assert look.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert not look.page.locator("#bar").is_visible()
         assert look.page.locator(".board tr.entry").first.is_visible()
+        assert look.page.locator("figure.static svg").is_visible()  # what a browser draws may be blank or cut on paper
+        assert not look.page.locator(".plot:visible").count()
 
 
 def test_without_script_everything_is_a_table_a_text_or_a_drawing(browser: Any, small: Path) -> None:

@@ -34,7 +34,8 @@ document.addEventListener("click", (event) => {
   const link = event.target.closest('a[href^="#"]'), target = link && document.getElementById(link.getAttribute("href").slice(1));
   if (target) { event.preventDefault(); target.closest("details")?.setAttribute("open", ""); target.scrollIntoView(); target.tabIndex = -1; target.focus({ preventScroll: true }); } // the address keeps the choice
 });
-addEventListener("beforeprint", () => { document.querySelector("#glossary details")?.setAttribute("open", ""); for (const job of H.draws) if (job.el.getClientRects().length) H.drawOne(job); });
+addEventListener("beforeprint", () => { for (const shut of document.querySelectorAll("details:not([open])")) { shut.open = true; shut.dataset.printed = ""; } });
+addEventListener("afterprint", () => { for (const shut of document.querySelectorAll("details[data-printed]")) { shut.open = false; delete shut.dataset.printed; } });
 H.start();
 document.documentElement.dataset.ready = String(Math.round(performance.now()));
 if (window.HATRACK_LIVE) H.poll();
