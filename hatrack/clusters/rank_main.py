@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import pickle
 import signal
 import sys
 import tempfile
@@ -101,8 +100,9 @@ def _run(spec: Run, out: Path, how: dict[str, Any], group: RankGroup) -> dict[st
 def main(job: Path) -> None:
     """Carry out the run in a file that `run_on_ranks` wrote, and say beside it how it ended."""
     warnings.formatwarning = one_line
-    spec, out, how, folder = pickle.loads(job.read_bytes())  # of the process that started this one
-    write(folder / ENDS.format(os.environ["RANK"]), json.dumps(be_rank(spec, out, how)))
+    given = json.loads(job.read_text())
+    spec = Run.from_spec(given["spec"], own=[given["spec"]["method"]])  # of the process that started this one
+    write(job.parent / ENDS.format(os.environ["RANK"]), json.dumps(be_rank(spec, Path(given["out"]), given["how"])))
 
 
 if __name__ == "__main__":

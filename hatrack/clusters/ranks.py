@@ -6,7 +6,6 @@ here one part on each rank. Without dropout its results are those of one process
 
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -119,7 +118,8 @@ def _launch(spec: Run, out: Path, ranks: int, how: Mapping[str, Any]) -> dict[st
         return {"end": "record", "text": ""}
     with tempfile.TemporaryDirectory(prefix="hatrack-ranks-") as folder:
         job = Path(folder) / "job"
-        job.write_bytes(pickle.dumps((spec, out.absolute(), dict(how), Path(folder))))
+        described = {**spec.spec, "network": spec.network, "weights": spec.weights}
+        job.write_text(json.dumps({"spec": described, "out": str(out.absolute()), "how": dict(how)}))
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         command = [*torchrun, "--module", MAIN, str(job)]
         threads = str(max(1, torch.get_num_threads() // ranks))

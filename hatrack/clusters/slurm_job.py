@@ -50,10 +50,16 @@ class SlurmJob:
         """Carry out the runs; return how many have their records. Why others have none lies in their folders."""
         stopping.clear()
         torch.set_num_threads(self.threads)
-        self.thread = threading.Thread(target=self._carry_out, daemon=True)
+        self.thread = threading.Thread(
+            target=self._carry_out
+        )  # no daemon: one in torch's C++ code aborts a process that ends
         self.thread.start()
-        while self.thread.is_alive():
-            self.thread.join(WAKE)
+        try:
+            while self.thread.is_alive():
+                self.thread.join(WAKE)
+        except BaseException:  # this thread was interrupted: the other one ends after its step
+            stopping.set()
+            raise
         return sum(folder_of(spec, self.out).done for spec in self.runs)
 
     def checkpoint(self, *_: Any, **__: Any) -> Any:

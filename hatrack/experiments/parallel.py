@@ -119,7 +119,7 @@ def _one(name: str, spec: Run, how: Mapping[str, Any], display: Display, number:
     display.show(number, 1.0, "")
 
 
-def _in_threads(work: Sequence[Callable[[], None]], device: torch.device, workers: int, *, stack: bool) -> None:
+def _in_threads(work: Sequence[Callable[[], None]], device: torch.device, workers: int, *, stack: bool = False) -> None:
     """Carry out runs in parallel in one process. If one fails, the others save and stop."""
 
     def or_stop_all(item: Callable[[], None]) -> None:

@@ -4,6 +4,8 @@ An event file cannot be corrected. TensorBoard has a mark for that: a session th
 that step on. So a run that goes on marks step 0 and writes all its lines once more; a fit that begins again marks its first.
 """
 
+import re
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +15,7 @@ from hatrack.text import printable
 from hatrack.tracking.lines import Line, RunLines
 from hatrack.tracking.tracker import scalars
 
+SECOND = re.compile(r"tfevents\.(\d+)\.")  # in the name of an event file
 FLUSH = 5  # seconds after which events are on the disk
 MISSING = "--log tensorboard needs the package tensorboard: pip install 'hatrack[tensorboard]'"
 
@@ -45,7 +48,7 @@ class TensorBoard:
     def begin(self, lines: RunLines) -> None:
         """Open a file of events, and write the lines of processes before once more."""
         summary_writer = import_tensorboard()
-        again = any(self.folder.glob("events.out.tfevents.*"))
+        again = _wait_for_a_later_name(self.folder)
         self._writer = summary_writer(str(self.folder), purge_step=0 if again else None, flush_secs=FLUSH)
         if lines.about.get("spec"):
             self._writer.add_text("run", "\n\n".join(_described(lines.about)), 0)
@@ -72,6 +75,15 @@ class TensorBoard:
         """Close the file."""
         if self._writer is not None:
             self._writer.close()
+
+
+def _wait_for_a_later_name(folder: Path) -> bool:
+    """Return whether there are event files. Readers sort them by name, which has the second: wait for a later one."""
+    seconds = [int(found[1]) for path in folder.glob("events.out.tfevents.*") if (found := SECOND.search(path.name))]
+    until = time.monotonic() + 2  # a clock may have been set back
+    while seconds and int(time.time()) <= max(seconds) and time.monotonic() < until:
+        time.sleep(0.05)
+    return bool(seconds)
 
 
 def import_tensorboard() -> Any:

@@ -10,7 +10,11 @@ import pytest
 import hatrack
 
 PACKAGE = Path(hatrack.__file__).parent
-WAITING = {  # daemon threads that only wait for a process: (file, function)
+WAITING = {  # daemon threads that only wait for a process or read files, and never call torch: (file, function)
+    ("cli/watching.py", "server.shutdown"),
+    ("cli/watching.py", "_end_with_parent"),
+    ("clusters/tune_on_ray.py", "work"),
+    ("clusters/worker.py", "reporter.watch"),
     ("engine/helpers.py", "_supervise"),
     ("engine/helpers.py", "_end_when_orphaned"),
     ("experiments/worker_pool.py", "_stop_when_orphaned"),
