@@ -106,7 +106,7 @@ def _parameters(request: Request) -> dict[str, Any]:
     if request.memory:
         common["mem_gb"] = request.memory
     if request.cluster == "local":
-        return {**common, "timeout_min": request.time}
+        return {**common, "timeout_min": max(1, round(request.time))}
     slurm: dict[str, Any] = {
         "slurm_signal_delay_s": request.signal,
         "slurm_array_parallelism": request.at_once,

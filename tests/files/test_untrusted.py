@@ -41,7 +41,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 # These import what tables or the user's own words name, never a file; the last one only timm and transformers.
 BY_NAME = ("hatrack/__init__.py", "hatrack/registry.py", "hatrack/networks/foreign.py")
-# These start programs with fixed words, without a shell: this Python's torchrun with a module of the package; squeue or sacct.
+# These start programs with fixed words, without a shell: torchrun with a module of the package, and squeue.
 STARTS = {"hatrack/clusters/ranks.py": "subprocess.Popen", "hatrack/clusters/slurm_queue.py": "subprocess.run"}
 WEIGHTS = "hatrack/networks/weights.py"  # reads a state_dict that the user names, by torch's loader of plain tensors only
 
