@@ -106,6 +106,7 @@ def test_when_all_records_are_there_slurm_is_not_asked(tmp_path, monkeypatch):
     assert [record.name for record in run_on_slurm(runs, tmp_path, parse_request("slurm"))] == [r.name for r in records]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit leaves its processes alone
 @pytest.mark.slow
 def test_the_local_executor_has_the_records_of_one_process(tmp_path):
     runs = [small(method, seed) for method in ("hat", "sgd") for seed in range(2)]
