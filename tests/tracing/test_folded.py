@@ -66,6 +66,7 @@ def test_folded_gates_are_gates(build, together):
         features = units.run_folded(x, gates, {}, last)
         assert torch.allclose(features, plain, rtol=1e-10, atol=1e-10)
         assert alike(gradients(features, gates, units.trunk), expected)
+        last.end_step()
     assert last.norms
     assert not alike(gradients(units.run_folded(x, 2 * gates, {}, last), gates, units.trunk), expected)  # the test can fail
 
@@ -74,6 +75,7 @@ def test_a_norm_that_a_pass_leaves_out_has_no_gradient():
     units, x, gates = setup(Normed())
     last = LastPass()
     units.run_folded(x, gates, {}, last)
+    last.end_step()
     units.trunk.skip = True
     expected = gradients(units.run(x, gates), gates, units.trunk)
     found = gradients(units.run_folded(x, gates, {}, last), gates, units.trunk)
@@ -96,6 +98,7 @@ def test_second_derivatives():
 
     last = LastPass()
     units.run_folded(x, gates, {}, last)
+    last.end_step()
     assert alike(penalty(units.run_folded(x, gates, {}, last)), penalty(units.run(x, gates)))
 
 
@@ -103,6 +106,7 @@ def test_other_tensors_in_place_of_those_of_the_last_pass():
     units, x, gates = setup(Normed())
     last = LastPass()
     units.run_folded(x, gates, {}, last)
+    last.end_step()
     norm = units.trunk.norms[0]
     norm.weight = nn.Parameter(norm.weight.detach() * 3)
     units.trunk.norms[4].running_mean = units.trunk.norms[4].running_mean.clone()
@@ -129,6 +133,7 @@ def test_the_gates_of_norms_cost_no_operation_on_activations():
     size, last, counts = len(x) * 24 * 4 * 4, LastPass(), {}  # the smallest activations: 24 channels of 4x4 pixels
     assert units.count < size
     units.run_folded(x, gates, {}, last)
+    last.end_step()
     for name, run in {
         "bare": lambda: units.trunk(x),
         "folded": lambda: units.run_folded(x, gates, {}, last),
