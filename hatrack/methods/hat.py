@@ -8,7 +8,7 @@ every update, so that momentum, Adam and weight decay can't move them either; ea
 
 import warnings
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from hatrack.methods.growth.growth import (
     Growth,
     grown_initial,
     masks_of_generations,
-    to_present,
 )
 from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
@@ -36,9 +35,11 @@ from hatrack.methods.parts.candidates import (
     with_initial,
 )
 from hatrack.methods.parts.freeze import Freeze
-from hatrack.methods.parts.releasing import FreeOption, InitialValues, note_renewed, renew, warn_of_example, warn_of_traces
+from hatrack.methods.parts.partial_freeze import PartialFreeze
+from hatrack.methods.parts.releasing import FreeOption, InitialValues, renew
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.parts.unit_usage import layer_usage, warn_if_held
+from hatrack.methods.release import releasing
 from hatrack.methods.serving import ServedNetwork, ServedTask
 from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.heads import grouped
@@ -52,15 +53,6 @@ from hatrack.tracing.folded import LastPass
 from hatrack.tracing.units import Units
 
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
-
-
-class PartialFreeze(NamedTuple):
-    """How far earlier tasks freeze one parameter while a new task is learned."""
-
-    parameter: nn.Parameter
-    freeze: Freeze  # the entries that are frozen completely
-    share: Tensor | None = None  # with soft masks: the share of an update that is taken back
-    before: Tensor | None = None  # with soft masks: the values before the update
 
 
 class HAT(Method):
@@ -243,7 +235,7 @@ class HAT(Method):
         """Store the gates that a task has now as its final ones."""
         self.gates[task] = self.final_gates(task).detach()
         self.done[task] = True
-        self._renew_free_weights()
+        self.renew_free_weights()
 
     @property
     def gate_rate(self) -> float:
@@ -278,12 +270,6 @@ class HAT(Method):
             shares = {name: torch.maximum(share, masks[name.removeprefix("trunk.")]) for name, share in shares.items()}
         return shares
 
-    def _renew_free_weights(self, *, erase: bool = False) -> None:
-        """Return weights that no finished task uses to their initial values, if these are kept; to erase, draw others."""
-        if self.initial is not None or erase:
-            used = {name: share > 0 for name, share in self._shares(list(self.gates[self.done].float())).items()}
-            renew(self._shared_weights(), used, self.initial, self.net.seed)
-
     @torch.no_grad()
     def _freeze_used_weights(self) -> None:
         """Compute which units the finished tasks use, and freeze the weights between them."""
@@ -298,17 +284,11 @@ class HAT(Method):
             shares = {f"trunk.{name}": (~mask).float() for name, mask in self.own.items()}
         free = self._free()
         self.price = free * (self.c / free.sum().clamp(min=1e-6))
+        empty, soft = not finished and self.candidates is None, self.kind == "soft"
         for name, parameter in self._shared_weights().items():
-            self._freeze(parameter, shares[name], empty=not finished and self.candidates is None)
-
-    def _freeze(self, parameter: nn.Parameter, share: Tensor, *, empty: bool) -> None:
-        """Freeze entries of a parameter by their share: 1 completely, 0 not at all, between them with soft masks only."""
-        if parameter.requires_grad:
             # What is held whole is trained by the first task, whatever the engine: see `Freeze`.
-            share = torch.zeros_like(share) if empty else share
-            share = share.to(parameter.device)
-            soft = () if self.kind == "binary" else (share.to(parameter.dtype), parameter.detach().clone())
-            self.freezes.append(PartialFreeze(parameter, Freeze(parameter, share == 1, empty=empty), *soft))
+            share = torch.zeros_like(shares[name]) if empty else shares[name]
+            self.freezes.append(PartialFreeze(parameter, share, soft=soft, empty=empty))
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of the task with annealed gates, plus c times the capacity term (Eq. 4)."""
@@ -356,10 +336,8 @@ class HAT(Method):
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
         """Mask the gradients of used weights (Eq. 2) and compensate those of the embeddings for the annealing (2.5)."""
-        for parameter, freeze, _, before in self.freezes:
-            freeze.mask_grad()
-            if before is not None and not freeze.idle:
-                before.copy_(parameter)
+        for partial in self.freezes:
+            partial.mask_grad()
         assert isinstance(batch.task, int)
         e = self.embeddings[batch.task]
         if e.grad is not None:
@@ -375,12 +353,8 @@ class HAT(Method):
     def constrain(self) -> None:
         """Restore the bits of frozen weights, keep the others finite (infinity times a closed gate is not 0), and clamp the
         embedding."""
-        for parameter, freeze, share, before in self.freezes:
-            if (
-                share is not None and before is not None and not freeze.idle
-            ):  # a smaller gradient would not suffice: Adam normalises it
-                parameter.lerp_(before, share)
-            freeze.restore()
+        for partial in self.freezes:
+            partial.restore()
         self.clamp_gates()
 
     def clamp_gates(self) -> None:
@@ -417,25 +391,16 @@ class HAT(Method):
             erase: also give new values to all weights that no remaining task uses: the initial ones if the option `free` or
                 `reuse` keeps them. A warning names what may hold traces of the task; docs/releasing.md has the rules.
         """
-        self.net.check_task_id(task)
-        self.make_room()
-        if erase and self.candidates is None:
-            held = [name for name, count in self.units.held_elements().items() if count]
-            drift = "gates are soft" if self.kind == "soft" else "tasks share their norms"
-            warn_of_traces(self, task, held, drift if not self.used_by(task) else "")
-        elif erase:
-            warn_of_example(self, task)
-        self.forget_task(task)
-        to_present(self, task)
-        self.done[task], self.gates[task] = False, 0
-        self.embeddings[task].copy_(self._initial_embedding(task))
-        self.norms.reset(self.net, task)
-        self.net.reset_head(task)
-        if erase:
-            self.net.preprocessing.reset(task)
-        self._renew_free_weights(erase=erase)
-        if erase or self.initial is not None:
-            note_renewed(self, task if erase else None)
+        drift = "gates are soft" if self.kind == "soft" else "tasks share their norms"
+        with releasing(self, task, [name for name, n in self.units.held_elements().items() if n], drift, erase=erase):
+            self.gates[task] = 0
+            self.embeddings[task].copy_(self._initial_embedding(task))
+
+    def renew_free_weights(self, *, erase: bool = False) -> None:
+        """Return weights that no finished task uses to their initial values, if these are kept; to erase, draw others."""
+        if self.initial is not None or erase:
+            used = {name: share > 0 for name, share in self._shares(list(self.gates[self.done].float())).items()}
+            renew(self._shared_weights(), used, self.initial, self.net.seed)
 
     # Growing
 

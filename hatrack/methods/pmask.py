@@ -4,7 +4,7 @@ HAT with a gate per weight instead of per unit. The paper leaves much open (docs
 specify is as in HAT (https://arxiv.org/abs/1801.01423). Gates of finished tasks are binary and stored as bits.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
@@ -18,19 +18,19 @@ from hatrack.methods.growth.growth import (
     GrowOption,
     Growth,
     grown_initial,
-    to_present,
 )
 from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
 from hatrack.methods.parts.annealing import Anneal, ValidationOption, hardness
 from hatrack.methods.parts.bits import pack, unpack
 from hatrack.methods.parts.candidates import ReuseOption, RoomOption, check_options, weight_candidates
-from hatrack.methods.parts.capturing import is_capturing
 from hatrack.methods.parts.divisors import divisors
 from hatrack.methods.parts.freeze import Freeze
-from hatrack.methods.parts.releasing import FreeOption, InitialValues, note_renewed, renew, warn_of_example, warn_of_traces
+from hatrack.methods.parts.masked_weights import Masked, times_slope
+from hatrack.methods.parts.releasing import FreeOption, InitialValues, renew
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.parts.vectors import pieces
+from hatrack.methods.release import releasing
 from hatrack.methods.serving import ServedNetwork, ServedTask
 from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.heads import grouped
@@ -45,9 +45,7 @@ from hatrack.tracing.folded import LastPass
 from hatrack.tracing.units import Units
 
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
-CLOSED = 2e-22  # sigmoid(-50), rounded up
 CHUNK = 2**18  # entries that a CPU works on at a time, so that what it computes in between stays in its cache
-aten = torch.ops.aten
 
 
 class PMASK(Method):
@@ -246,7 +244,7 @@ class PMASK(Method):
         """Store the gates that a task has now as its final ones."""
         self.packed_masks[task] = pack(self.final_gates(task))
         self.done[task] = True
-        self._renew_free_weights()
+        self.renew_free_weights()
 
     @property
     def gate_rate(self) -> float:
@@ -266,13 +264,6 @@ class PMASK(Method):
         for row in self.packed_masks[self.done]:
             used |= row
         return unpack(used, self.count)
-
-    def _renew_free_weights(self, *, erase: bool = False) -> None:
-        """Return weights that no finished task uses to their initial values, if these are kept; to erase, draw others."""
-        if self.initial is not None or erase:
-            weights = self.weights()
-            used = dict(zip(self.names, pieces(self.used(), weights), strict=True))
-            renew(dict(zip(self.names, weights, strict=True)), used, self.initial, self.net.seed)
 
     def _freeze_used_weights(self, task: int) -> None:
         """Freeze the weights that finished tasks use, or all but the candidates of the task if there are such; in the
@@ -300,7 +291,7 @@ class PMASK(Method):
         if self.own:  # all other weights count as 0, whatever their gates are, so that the task depends on no other one
             weights = [torch.where(own, weight, 0) for own, weight in zip(self.own, weights, strict=True)]
         given = (self.embeddings, s, self.smax, self.price, *weights)
-        *weights, capacity = _Masked.apply(*given)  # type: ignore[no-untyped-call]
+        *weights, capacity = Masked.apply(*given)  # type: ignore[no-untyped-call]
         return weights, capacity
 
     def soft_forward(self, x: Tensor, task: int, s: Tensor, last: LastPass) -> Tensor:
@@ -317,7 +308,7 @@ class PMASK(Method):
         parts = (torch.split(vector, size) for vector in (grad, self.price, e))
         for part, price, own in zip(*parts, strict=True):
             a = (s * own).clamp_(-50, 50).sigmoid_()
-            part.add_(_times_slope(price * (self.smax * self.c), torch.sigmoid(own), a))
+            part.add_(times_slope(price * (self.smax * self.c), torch.sigmoid(own), a))
         return grad
 
     @torch.no_grad()
@@ -381,23 +372,15 @@ class PMASK(Method):
             erase: also give new values to all weights that no remaining task uses: the initial ones if the option `free` or
                 `reuse` keeps them. A warning names what may hold traces of the task; docs/releasing.md has the rules.
         """
-        self.net.check_task_id(task)
-        self.make_room()
-        if erase and self.candidates is None:
-            warn_of_traces(self, task, [], "" if self.used_by(task) else "tasks share their norms")
-        elif erase:
-            warn_of_example(self, task)
-        self.forget_task(task)
-        to_present(self, task)
-        self.done[task] = False
-        self.packed_masks[task] = pack(self._initial_embeddings(task) > 0)
-        self.norms.reset(self.net, task)
-        self.net.reset_head(task)
-        if erase:
-            self.net.preprocessing.reset(task)
-        self._renew_free_weights(erase=erase)
-        if erase or self.initial is not None:
-            note_renewed(self, task if erase else None)
+        with releasing(self, task, [], "tasks share their norms", erase=erase):
+            self.packed_masks[task] = pack(self._initial_embeddings(task) > 0)
+
+    def renew_free_weights(self, *, erase: bool = False) -> None:
+        """Return weights that no finished task uses to their initial values, if these are kept; to erase, draw others."""
+        if self.initial is not None or erase:
+            weights = self.weights()
+            used = dict(zip(self.names, pieces(self.used(), weights), strict=True))
+            renew(dict(zip(self.names, weights, strict=True)), used, self.initial, self.net.seed)
 
     # Growing
 
@@ -419,54 +402,3 @@ class PMASK(Method):
             for name, wide, mask in zip(names, pieces(rows[task], self.weights()), masks[task], strict=True):
                 wider.places.put(name, wide, mask)
         self.packed_masks = torch.stack([pack(row) for row in rows]) if rows else pack(torch.zeros(self.count))[None][:0]
-
-
-def _in_one(a: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Return whether one operation shall multiply all tensors by gates a: on a GPU, where each operation takes time."""
-    return a.is_cuda and not is_capturing() and all(t.dtype == a.dtype for t in tensors)
-
-
-def _times_slope(grad: Tensor, sigmoid: Tensor, a: Tensor) -> Tensor:
-    """Multiply in place by the slope of sigmoid(e), and by 0 unless CLOSED < a < 1. Return the result."""
-    aten.sigmoid_backward.grad_input(grad, sigmoid, grad_input=grad)  # times sigmoid(e) (1 - sigmoid(e))
-    aten.hardtanh_backward.grad_input(grad, a, CLOSED, 1, grad_input=grad)
-    return grad
-
-
-class _Masked(torch.autograd.Function):
-    """Computes the weights times their gates a = sigmoid(se), and the capacity term: the share of free weights that a opens.
-
-    The gradient of e is compensated for the annealing as in HAT (2.5). The slope of the gate, s a (1 - a), times the factor
-    smax (cosh(se) + 1) / (s (cosh(e) + 1)) is smax sigmoid(e) (1 - sigmoid(e)), because a (1 - a) = 1 / (2 (cosh(se) + 1)).
-    As in HAT, the gradient is 0 outside -50 < se < 50, and where a is exactly 1, in float32 from about se = 17 on.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, e: Tensor, s: Tensor, smax: float, price: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        a = (s * e).clamp_(-50, 50).sigmoid_()  # clamped as in HAT; smaller gates would also make a CPU slow
-        ctx.smax = smax
-        ctx.save_for_backward(e, a, price, *weights)
-        gates = pieces(a, weights)
-        if _in_one(a, weights):
-            return *torch._foreach_mul(weights, gates), torch.dot(a, price)
-        return *[(w * gate).to(w.dtype) for w, gate in zip(weights, gates, strict=True)], torch.dot(a, price)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        e, a, price, *weights = ctx.saved_tensors
-        *outer, capacity = grads
-        grad = price * (ctx.smax * capacity)  # smax times the gradient of a
-        for part, g, w in zip(pieces(grad, weights), outer, weights, strict=True):
-            if w.is_complex():
-                part.add_((g * w.conj()).real, alpha=ctx.smax)
-            else:
-                part.addcmul_(g, w, value=ctx.smax)
-        if _in_one(a, outer):
-            _times_slope(grad, torch.sigmoid(e), a)
-            return grad, None, None, None, *torch._foreach_mul(outer, pieces(a, weights))
-        reused = torch.sigmoid(e)  # its memory is used again for the gradients of the weights: new memory is slow
-        _times_slope(grad, reused, a)
-        parts = zip(outer, pieces(a, weights), pieces(reused, weights), strict=True)
-        fresh = is_capturing()  # the compiler plans memory itself, and refuses to write channels-last results in place
-        scaled = [g * gate if g.is_complex() or fresh else torch.mul(g, gate, out=part) for g, gate, part in parts]
-        return grad, None, None, None, *scaled

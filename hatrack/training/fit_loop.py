@@ -1,8 +1,6 @@
 """One fit: the training step, the loop over epochs, and the state from which an interrupted fit continues."""
 
 import math
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,16 +31,10 @@ from hatrack.tasks.targets import other_score
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import draw_crops
 from hatrack.training.augmentation import augmented
+from hatrack.training.best_epoch import stands_still, to_lower, warn_of_no_effect, warn_of_no_score
 from hatrack.training.checkpoint import random_state, set_random_state
 from hatrack.training.checkpoint_schema import misfit
-from hatrack.training.counting import (
-    count_real_step,
-    count_trial_step,
-    countable,
-    held_bytes,
-    measured_peak,
-    reset_peak,
-)
+from hatrack.training.fit_costs import FitCosts
 from hatrack.training.fit_optimizers import Optimizers
 from hatrack.training.prefetch import Prefetcher
 from hatrack.training.ranks import Ranks
@@ -57,14 +49,6 @@ def room_for_losses(batches: int) -> int:
     """Return the size of the buffer for the losses of an epoch. It is the same for tasks of about the same size, so that
     their steps are compiled once."""
     return int(2 ** max(10, batches.bit_length()))
-
-
-def _warn_of_no_effect(task: Task, regime: Regime) -> None:
-    """Warn if options of the regime do nothing because a task has no validation data."""
-    given = {"stop_after": regime.stop_after, "best_by": regime.best_by if regime.best_by != "loss" else ""}
-    if not len(task.valid) and (said := [f"{name}={value!r}" for name, value in given.items() if value]):
-        without = f"task {task.name!r} has no validation data"
-        warnings.warn(f"{without}: {' and '.join(said)} {'do' if len(said) > 1 else 'does'} nothing", stacklevel=2)
 
 
 class FitLoop:
@@ -107,7 +91,7 @@ class FitLoop:
             raise ValueError(
                 f"accumulate={regime.accumulate} is not for {type(method).__name__}, whose loss needs whole batches"
             )
-        _warn_of_no_effect(task, regime)
+        warn_of_no_effect(task, regime)
         self.device, batches = task.train.y.device, count_batches(len(task.train), regime.batch)
         steps = max_steps(task, regime) if steps is None else steps
         compiled, record = choose_engine("eager" if watch else engine, self.device.type, steps)
@@ -128,12 +112,10 @@ class FitLoop:
         self.validate = Evaluation(method, task.valid, wrap=wrap, wait=wait_for_gpu)
         self.records = record
         self.schedule = LRSchedule(regime)
-        self.count_costs = count_costs
-        self.flops: dict[int, int | None] = {}  # the operations of a step, by the size of its batch
         self.engine = "compiled" if compiled else "recorded" if record else "eager"
         way = f"{self.engine}, stacked" if self.stacked else self.engine
         self.result = FitResult(task.index, engine=way, score=other_score(task.target))
-        self.result.steps, self.result.examples, self.result.flops = 0, 0, 0 if count_costs else None
+        self.costs = FitCosts(method, self.optimizers, self.device, self.result, measure=count_costs)
         self.best: dict[str, Tensor] = {}
         self.step_index = 0  # how many steps of the present epoch are done
         self.resumed: dict[str, Tensor] = {}  # the state of the generators, if the fit continues within an epoch
@@ -235,11 +217,11 @@ class FitLoop:
         score = self._validated() if len(self.task.valid) else None
         if score is not None and not math.isfinite(score.loss):
             raise self._diverged(f"validation loss is {score.loss}")
-        self._warn_of_no_score(score)
+        warn_of_no_score(score, self.result.epochs, self.task, self.regime)
         self.result.epochs.append(EpochResult(self.schedule.lr, loss, *(score or (None, None))))
-        self._add_up_costs()
-        better = self.schedule.end(loss if score is None else self._to_lower(score))
-        self.schedule.finished |= self._stands_still()
+        self.costs.add_up(map(self._count_examples, range(number + 1)), self.regime.batch)
+        better = self.schedule.end(loss if score is None else to_lower(score, self.regime))
+        self.schedule.finished |= stands_still(self.result.epochs, self.regime)
         if better and score is not None and self.regime.restore:
             self.best = copy_trained(self.method)
         if better or not self.best:
@@ -250,37 +232,11 @@ class FitLoop:
         score = self.validate()
         return Score(score.loss + self.method.validation_price(self.task.index), score.accuracy)
 
-    def _warn_of_no_score(self, score: Score | None) -> None:
-        """Warn, once in a fit, if the score that decides which epoch is the best is no number."""
-        if score is None or math.isfinite(score.accuracy) or self.regime.best_by == "loss":
-            return
-        before = [epoch.valid_accuracy for epoch in self.result.epochs]
-        if all(value is not None and math.isfinite(value) for value in before):
-            where = f"task {self.task.name!r}, epoch {len(before) + 1}"
-            said = f"the validation score is {score.accuracy}; an epoch with such a score is never the best"
-            warnings.warn(f"{where}: {said}", stacklevel=3)
-
-    def _to_lower(self, score: Score) -> float:
-        """Return what the best epoch has the lowest of: infinity for an epoch whose score is no number."""
-        if self.regime.best_by == "loss":
-            return score.loss
-        return -score.accuracy if math.isfinite(score.accuracy) else math.inf
-
-    def _stands_still(self) -> bool:
-        """Return whether no epoch was better for so long that the fit ends."""
-        epochs = self.result.epochs
-        if not self.regime.stop_after or epochs[-1].valid_loss is None:
-            return False
-        scores = [math.nan if e.valid_accuracy is None else e.valid_accuracy for e in epochs]  # a state has None for NaN
-        values = [self._to_lower(Score(e.valid_loss or 0.0, score)) for e, score in zip(epochs, scores, strict=True)]
-        return len(values) - 1 - values.index(min(values)) >= self.regime.stop_after
-
     def train_epoch(self, epoch: int) -> float:
         """All steps of an epoch; return the mean loss of the examples, read from the device once at the end."""
         sizes = []
         self.method.train()
-        if self.count_costs:
-            reset_peak(self.device)
+        self.costs.begin()
         with seeded(self.seed, "dropout", epoch), self.method.while_fitting():
             order = torch.randperm(len(self.task.train), generator=generator(self.seed, "batches", epoch)).to(self.device)
             order = order[: self._count_examples(epoch)]
@@ -312,7 +268,7 @@ class FitLoop:
             self._flush()
         wait_for_gpu()
         losses = self._read_losses()
-        self._note_peak()
+        self.costs.note_peak()
         self.step_index, self.resumed = 0, {}
         return math.fsum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
 
@@ -334,41 +290,16 @@ class FitLoop:
 
     def _counted_step(self, index: Tensor, number: Tensor) -> None:
         """Do a step. The first one with a batch of this size is counted."""
-        if not self.count_costs or len(index) in self.flops:
+        size = len(index)
+        if not self.costs.asks_for(size):
             self.step(index, number)
             return
         self._flush()
-        self._note_peak()
-        self.flops[len(index)] = None
-        if not countable(self.method):
+        if self.compiled or self.stacked:
+            self.costs.count_trial(self.train_step, (*self.prefetcher.split.fetch(index), number), size)
             self.step(index, number)
-        elif self.compiled or self.stacked:
-            inputs = (*self.prefetcher.split.fetch(index), number)
-            self.flops[len(index)] = count_trial_step(self.train_step, inputs, self.method)
-            self.step(index, number)
-        else:  # a step that is to be recorded runs eagerly at first
-            count = count_real_step(self.step, (index, number))
-            self.flops[len(index)] = self.ranks.total(count) if self.ranks and count is not None else count
-        reset_peak(self.device)
-
-    def _note_peak(self) -> None:
-        """Update the most memory that the fit took; on a CPU it does not change."""
-        if self.count_costs:
-            held = 0 if self.device.type == "cuda" else held_bytes(self.method, self.optimizers.all)
-            found = max(self.result.peak_bytes or 0, measured_peak(self.device) or held)
-            self.result.peak_bytes = found or None
-
-    def _add_up_costs(self) -> None:
-        """Update the numbers of steps, examples and operations. They follow from the number of epochs, so that a fit which
-        was killed and continued has the same."""
-        epochs = Counter(self._count_examples(epoch) for epoch in range(len(self.result.epochs)))
-        sizes = Counter[int]()
-        for examples, number in epochs.items():
-            for batch in split_batches(torch.arange(examples), self.regime.batch):
-                sizes[len(batch)] += number
-        self.result.steps, self.result.examples = sizes.total(), sum(size * number for size, number in sizes.items())
-        known = [number * count for size, number in sizes.items() if (count := self.flops.get(size)) is not None]
-        self.result.flops = sum(known) if len(known) == len(sizes) else None
+        else:
+            self.costs.count(self.step, (index, number), size, self.ranks)
 
     def _count_examples(self, epoch: int) -> int:
         """Return how many examples an epoch has: all, or in the last epoch those of the steps that are left."""
@@ -406,8 +337,8 @@ class FitLoop:
         for name, parameter in self.weights.items():
             tensors |= {f"optimizer/{name}/{key}": v for key, v in self.optimizers.main.state.get(parameter, {}).items()}
         tensors |= {"losses": self.losses, **random_state(self.device)}
-        flops = {str(size): count for size, count in self.flops.items() if count is not None}
-        metadata = {"fitted": self.result.to_dict(), "pace": self.schedule.state(), "place": self.step_index, "flops": flops}
+        metadata = {"fitted": self.result.to_dict(), "pace": self.schedule.state(), "place": self.step_index}
+        metadata["flops"] = self.costs.state()
         return tensors, metadata
 
     @torch.no_grad()
@@ -432,7 +363,7 @@ class FitLoop:
         self.result.watched[:], self.result.used[:] = saved.get("watched", []), saved.get("used", [])
         for cost in ("steps", "examples", "flops", "peak_bytes"):
             setattr(self.result, cost, saved.get(cost))
-        self.flops |= {int(size): count for size, count in metadata.get("flops", {}).items()}
+        self.costs.load_state(metadata.get("flops", {}))
         if metadata.get("ended"):
             self.result.engine = saved["engine"]
         self.schedule.load_state(metadata["pace"])

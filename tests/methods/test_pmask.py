@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from hatrack import HAT, Diverged, Network, Regime, Trainer, evaluate
 from hatrack.methods.parts.bits import pack, unpack
-from hatrack.methods.pmask import LIMIT, PMASK, _Masked
+from hatrack.methods.parts.masked_weights import Masked
+from hatrack.methods.pmask import LIMIT, PMASK
 from hatrack.networks.alexnet import alexnet
 from hatrack.networks.mlp import mlp
 from hatrack.networks.resnet import resnet18
@@ -78,7 +79,7 @@ def test_gradients_are_those_of_autograd_times_the_compensation(s):
     price = torch.rand(1000, generator=draw) / 1000
     e.clamp_(-5, 5)
     e.requires_grad_(), w.requires_grad_()
-    masked, capacity = _Masked.apply(e, torch.tensor(s), 400.0, price, w)
+    masked, capacity = Masked.apply(e, torch.tensor(s), 400.0, price, w)
     ((masked * g).sum() + 0.75 * capacity).backward()
     of_e, of_w, share = wide(e.detach(), s, 400.0, price, w.detach(), g, 0.75)
     torch.testing.assert_close(e.grad.double(), of_e, rtol=1e-4, atol=1e-5)
@@ -89,7 +90,7 @@ def test_gradients_are_those_of_autograd_times_the_compensation(s):
 def test_one_weight_by_hand():
     """a = sigmoid(2 * 0.5) = 0.7310586; the slope is 400 sigmoid(0.5) (1 - sigmoid(0.5)) = 94.0015."""
     e, w = torch.tensor([0.5], requires_grad=True), torch.tensor([-3.0], requires_grad=True)
-    masked, capacity = _Masked.apply(e, torch.tensor(2.0), 400.0, torch.tensor([0.25]), w)
+    masked, capacity = Masked.apply(e, torch.tensor(2.0), 400.0, torch.tensor([0.25]), w)
     (2 * masked.sum() + capacity).backward()
     assert masked.item() == pytest.approx(-3 * 0.7310586)
     assert capacity.item() == pytest.approx(0.25 * 0.7310586)
@@ -102,7 +103,7 @@ def test_one_weight_by_hand():
 )
 def test_gates_that_are_fully_open_or_closed_get_no_gradient(se, live):
     e = torch.tensor([se / 100], requires_grad=True)
-    masked, _ = _Masked.apply(e, torch.tensor(100.0), 400.0, torch.zeros(1), torch.ones(1))
+    masked, _ = Masked.apply(e, torch.tensor(100.0), 400.0, torch.zeros(1), torch.ones(1))
     masked.sum().backward()
     slope = 400 / (2 * (math.cosh(se / 100) + 1))
     assert e.grad.item() == pytest.approx(slope if live else 0.0, rel=1e-4)
@@ -113,13 +114,13 @@ def test_nothing_is_denormal():
     """Such numbers make a CPU many times slower."""
     e = torch.linspace(-LIMIT, LIMIT, 10001)
     for s in (1.0, 20.0, 100.0, 400.0):
-        (masked, _) = _Masked.apply(e, torch.tensor(s), 400.0, torch.zeros_like(e), torch.full_like(e, 1e-3))
+        (masked, _) = Masked.apply(e, torch.tensor(s), 400.0, torch.zeros_like(e), torch.full_like(e, 1e-3))
         assert masked.abs().min() > torch.finfo(torch.float32).tiny
 
 
 def test_a_network_in_bfloat16_has_embeddings_in_float32():
     e, w = torch.randn(6, requires_grad=True), torch.randn(2, 3).bfloat16().requires_grad_()
-    masked, capacity = _Masked.apply(e, torch.tensor(1.0), 400.0, torch.full((6,), 1 / 6), w)
+    masked, capacity = Masked.apply(e, torch.tensor(1.0), 400.0, torch.full((6,), 1 / 6), w)
     assert (masked.dtype, capacity.dtype) == (torch.bfloat16, torch.float32)
     (masked.float().sum() + capacity).backward()
     assert (w.grad.dtype, e.grad.dtype) == (torch.bfloat16, torch.float32)

@@ -1,0 +1,42 @@
+"""Release a task of HAT or PMASK: what both do around giving up the masks of the task."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from hatrack.methods.growth.growth import to_present
+from hatrack.methods.parts.releasing import note_renewed, warn_of_example, warn_of_traces
+
+if TYPE_CHECKING:
+    from hatrack.methods.hat import HAT
+    from hatrack.methods.pmask import PMASK
+
+
+@contextmanager
+def releasing(method: "HAT | PMASK", task: int, held: Sequence[str], drift: str, *, erase: bool) -> Iterator[None]:
+    """Forget a task, whose masks the block resets, and free what only it uses.
+
+    Args:
+        method: the method.
+        task: the number of the task.
+        held: the parameters that the first task trains and that no other task can change.
+        drift: why the method guarantees nothing, if it does not.
+        erase: also give new values to all weights that no remaining task uses, and warn of what may hold traces.
+    """
+    method.net.check_task_id(task)
+    method.make_room()
+    if erase and method.candidates is None:
+        warn_of_traces(method, task, held, "" if method.used_by(task) else drift)
+    elif erase:
+        warn_of_example(method, task)
+    method.forget_task(task)
+    to_present(method, task)
+    method.done[task] = False
+    yield
+    method.norms.reset(method.net, task)
+    method.net.reset_head(task)
+    if erase:
+        method.net.preprocessing.reset(task)
+    method.renew_free_weights(erase=erase)
+    if erase or method.initial is not None:
+        note_renewed(method, task if erase else None)
