@@ -16,7 +16,7 @@ from hatrack.regime import Regime
 from hatrack.reporting.page import collect, page_json, render_page
 from hatrack.reporting.report import report
 from hatrack.reporting.tables import settings
-from tests.helpers.browser import AXE, Look, browser
+from tests.helpers.browser import Look, axe_violations, browser
 from tests.helpers.many_records import many
 from tests.helpers.records import make, save, with_spec
 
@@ -292,18 +292,12 @@ def test_a_large_page_is_small_and_soon_usable(browser: Any, large: Path) -> Non
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_axe_finds_no_serious_violation(browser: Any, small: Path, scheme: str, width: int) -> None:
-    if not AXE.is_file():
-        pytest.fail("axe-core is missing: make test-browser installs it with npm", pytrace=False)
     with Look(browser, small, color_scheme=scheme, viewport={"width": width, "height": 900}).ready() as look:
         look.page.locator(".board tr.entry .open-row").first.click()
         look.page.evaluate("for (const one of document.querySelectorAll('main details')) one.open = true")
         look.page.evaluate("for (const job of H.draws) H.drawOne(job)")
         look.page.wait_for_timeout(1500)
-        look.page.evaluate(AXE.read_text(encoding="utf-8"))
-        found = look.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-        bad = [v for v in found["violations"] if v["impact"] in ("serious", "critical")]
-        assert [(v["id"], [n["html"][:120] for n in v["nodes"][:3]]) for v in bad] == []
-        assert len(found["passes"]) > 10, "it looked"
+        assert axe_violations(look) == []
 
 
 class Handler(BaseHTTPRequestHandler):

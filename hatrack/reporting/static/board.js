@@ -36,17 +36,12 @@ H.buildBar = () => {
     input.value = H.state.tasks;
     parts.push(H.el("span", { class: "field" }, H.el("span", { text: "Tasks", "aria-hidden": "true" }), input));
   }
-  const theme = H.el("button", { type: "button", id: "theme", onclick: () => {
-    const next = { auto: H.isDark() ? "light" : "dark", light: "dark", dark: "light" }[H.state.theme] || "dark";
-    try { localStorage.setItem("hatrack-theme", next); } catch { /* a page from a file may have no storage */ }
-    H.update({ theme: next });
-  } });
-  H.nameTheme = () => { theme.textContent = H.isDark() ? "☀ Light" : "☾ Dark"; theme.setAttribute("aria-label", `Change to the ${H.isDark() ? "light" : "dark"} theme`); };
-  H.nameTheme();
+  const theme = H.el("button", { type: "button", id: "theme", onclick: () => H.update({ theme: H.nextTheme() }) });
   const reset = H.el("button", { type: "button", text: "Reset", onclick: () => { const theme = H.state.theme; H.update({ ...H.defaults(), theme }); H.buildBar(); } });
   const wide = !matchMedia("(max-width: 640px)").matches;
   const inner = H.el("div", { class: "bar-inner" }, ...parts, H.el("span", { class: "fill" }), reset, theme);
   bar.replaceChildren(H.el("details", { class: "filters", open: wide }, H.el("summary", { text: "Filters and theme" }), inner));
+  H.nameTheme();
 };
 document.addEventListener("click", (event) => { for (const pop of document.querySelectorAll(".pop[open]")) if (!pop.contains(event.target)) pop.open = false; });
 document.addEventListener("keydown", (event) => {
