@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hatrack.experiments.record import Record
-from hatrack.reporting.drawing import MUTED, STYLE, Drawing, line_style, render, task_colours
+from hatrack.reporting.drawing import MARKERS, MUTED, PALETTE, STYLE, Drawing, line_style, render
 from hatrack.reporting.looks import look, variants
 from hatrack.reporting.measures import MISSING, Measure, format_number, format_std, mean_std, measure_of
 from hatrack.reporting.tables import label
@@ -138,8 +138,11 @@ def draw_sizes(tasks: Mapping[str, tuple[Sequence[Record], Sequence[Record]]], s
     factor = 100 if is_percent(score) else 1
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.add_subplot()
-    for (name, (gated, plain)), colour, colour_of_plain in zip(tasks.items(), *_size_colours(tasks), strict=True):
-        marker = line_style(look(gated[0].spec.method)).marker
+    for k, (name, (gated, plain)) in enumerate(tasks.items()):
+        colour, marker = PALETTE[k % len(PALETTE)], MARKERS[k // len(PALETTE) % len(MARKERS)]
+        colour_of_plain = colour
+        if len(tasks) == 1:  # colours mean methods; with several tasks they mean tasks
+            (colour, _, marker), colour_of_plain = line_style(look(gated[0].spec.method)), look("sgd").colour
         for number, record in enumerate(gated):
             dots = points(record)
             x, y = [100 * max(dot.size, SMALLEST) for dot in dots], [factor * dot.accuracy for dot in dots]
@@ -157,14 +160,6 @@ def draw_sizes(tasks: Mapping[str, tuple[Sequence[Record], Sequence[Record]]], s
     axes.set_ylabel(f"{score} on validation data" + (", %" if is_percent(score) else ""))
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
-
-
-def _size_colours(tasks: Mapping[str, tuple[Sequence[Record], Sequence[Record]]]) -> tuple[list[str], list[str]]:
-    """Return colours of the dots and of the triangles: those of the methods, or with several tasks one per task."""
-    if len(tasks) > 1:
-        return task_colours(len(tasks)), task_colours(len(tasks))
-    ((gated, _),) = tasks.values()
-    return [look(gated[0].spec.method).colour], [look("sgd").colour]
 
 
 def _plain_accuracy(record: Record) -> float:

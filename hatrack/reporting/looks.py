@@ -75,15 +75,17 @@ def look(method: str, variant: int = 0) -> Look:
 
     Args:
         method: its name.
-        variant: 0 for the method itself; further variants with other options have shades of its colour and other dashes.
+        variant: 0 for the method itself; further variants with other options have shades of its colour,
+            other dashes, and markers that no method of this colour has.
     """
     if method in REFERENCE_LOOKS:
         return Look(*REFERENCE_LOOKS[method], "", "dotted")
     hue, marker = METHOD_LOOKS.get(method) or _own(method)
     colour, dark = HUES[hue]
     shade, dash = SHADES[variant % len(SHADES)], list(DASHES)[variant % len(DASHES)]
-    markers = list(MARKERS)
-    marker = markers[(markers.index(marker) + variant) % len(markers)]
+    taken = {own for of, own in METHOD_LOOKS.values() if of == hue}
+    markers = [marker, *(free for free in MARKERS if free not in taken and free != marker)]
+    marker = markers[variant % len(markers)]
     return Look(mixed(colour, "#ffffff", shade * 0.6), mixed(dark, "#14181d", shade * 0.6), marker, dash)
 
 

@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 from hatrack.reporting.assets import MISSING, SCRIPTS, library, policy, scripts, style
 from hatrack.reporting.collect import ReportData, collect
+from hatrack.reporting.looks import look
 from hatrack.reporting.templating import templates
 
 __all__ = ["ReportData", "collect", "page_json", "render_page"]
@@ -21,6 +22,7 @@ def render_page(data: ReportData, *, live: bool = False) -> str:
         data: what `collect` returned.
         live: whether a server gives the page and `data.json` (`page_json`), so that the page renews itself.
     """
+    data = {**data, "running": _with_looks(data["running"])}
     first, *own = scripts(SCRIPTS)
     inlined = (*library(), *([LIVE] if live else []), *own)
     values = {
@@ -40,8 +42,14 @@ def render_page(data: ReportData, *, live: bool = False) -> str:
 
 def page_json(data: ReportData) -> str:
     """Return what a page asks for while it is shown: runs that go on, and a digest that tells when to load it again."""
-    running = templates().get_template("running.html").render(data=data)
-    return json.dumps({"digest": data["digest"], "running": data["running"], "running_html": running}, default=str)
+    running = _with_looks(data["running"])
+    html = templates().get_template("running.html").render(data={"running": running})
+    return json.dumps({"digest": data["digest"], "running": running, "running_html": html}, default=str)
+
+
+def _with_looks(running: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return runs that go on with the looks of their methods, as in all charts."""
+    return [{**run, "look": look(run["method"])._asdict() if run["method"] else None} for run in running]
 
 
 def island(value: Any) -> str:

@@ -1,11 +1,12 @@
 """Jinja's templates of all pages, and what a page without charts puts into them."""
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from hatrack.reporting.assets import PLAIN_SCRIPTS, policy, scripts, style
 from hatrack.text import duration
@@ -24,7 +25,14 @@ def templates(*folders: Path) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["duration"] = duration
+    environment.filters["prose"] = prose
     return environment
+
+
+def prose(text: str) -> Markup:
+    """Return a text of a Markdown page for HTML: code as code, links, which lead to pages that are not here, as texts."""
+    found = re.sub(r"\[([^\]]+)\]\([^)\s]+\)", r"\1", str(escape(text)))
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", found))
 
 
 def plain_page(name: str, *folders: Path, **values: Any) -> str:

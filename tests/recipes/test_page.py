@@ -56,6 +56,13 @@ def test_the_page_counts_what_it_shows(records, tmp_path):
     assert re.search(r"Claims of the paper that hold\s+1 of 2\s+Waiting for rows that are not run yet: 1", text)
 
 
+def test_texts_of_the_markdown_page_are_no_markup_on_the_html_page(records, tmp_path):
+    part = replace(PART, text="`joint` is <once>, see [scenarios](../scenarios.md).")
+    html = write_page(replace(RECIPE, parts=(part,)), records, tmp_path).read_text()
+    assert "<p><code>joint</code> is &lt;once&gt;, see scenarios.</p>" in html
+    assert "`joint` is <once>, see [scenarios](../scenarios.md)." in (tmp_path / "toy.md").read_text()
+
+
 def test_rows_and_figures_have_the_looks_of_their_methods(records, tmp_path):
     part = replace(PART, plots=(ratio_lines(),))
     results = Results(part, records)

@@ -25,6 +25,7 @@ H.start = () => {
   H.setUpCharts(document);
   H.apply();
   H.watchAll();
+  H.drawRest();
   H.drawRunning(H.data.running);
 };
 H.onChange(() => { H.apply(); H.redraw(); });
