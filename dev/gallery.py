@@ -20,8 +20,10 @@ from hatrack.recipes.recipe import Recipe
 from hatrack.recipes.reproduce import read_records
 from hatrack.recipes.results import Records, Results
 from hatrack.reporting.page import collect, render_page
+from hatrack.reporting.paper_figures import paper_figures
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
+SHOWN = {"hat-2018": "cifar-ratio", "hat-resnet": "figure-4-ratio", "pmask": "cifar10-tasks", "regimes": "rotated-accuracy"}
 HEAD = """# Gallery
 
 Pages as `hatrack report` and `hatrack reproduce` leave them. Each is one file that loads nothing else: point at lines, sort
@@ -38,19 +40,29 @@ def main(folder: Path, run_demo: bool) -> None:
         with tempfile.TemporaryDirectory() as out:
             run_all(demo.runs(), Path(out), device="cpu", engine="eager", parallel=min(2, os.cpu_count() or 1))
             write(pages / "demo.html", render_page(collect(records(out), link=None)))
-        lines.append("- [The demonstration](gallery/demo.html): six small tasks, five methods, five seeds; `hatrack demo`")
+            (figure,) = paper_figures(out, "accuracy", "png", pages / "figures")
+        text = "[The page](gallery/demo.html): six small tasks, five methods, five seeds; `hatrack demo`"
+        lines.append(_entry("The demonstration", text, "demo.html", figure))
     there = read_records(RESULTS)
     for name in RECIPES:
         recipe = RECIPES[name]
         write_page(recipe, there, pages)
-        links = f"[beside the published numbers](gallery/{name}.html)"
+        links = f"[With the published numbers](gallery/{name}.html)"
         if of_recipe := _records(recipe, there):
             write(pages / f"{name}-report.html", render_page(collect(of_recipe, link=None)))
-            links += f", [as a report](gallery/{name}-report.html)"
-        lines.append(f"- {recipe.title}: {links}; `hatrack reproduce {name}`")
+            links += f", or [as a report](gallery/{name}-report.html)"
+        drawn = pages / "figures" / f"{name}-{SHOWN.get(name)}.png"
+        text = f"{links}; `hatrack reproduce {name}`"
+        lines.append(_entry(recipe.title, text, f"{name}.html", drawn if drawn.exists() else None))
     for extra in (*pages.glob("*.md"), *pages.glob("*.csv")):
         extra.unlink()  # the site has them under results/
     write(folder / "gallery.md", "\n".join(lines) + "\n")
+
+
+def _entry(title: str, text: str, page: str, figure: Path | None) -> str:
+    """Return what the gallery says of a page, with a figure that leads to it."""
+    picture = f"\n\n[![A figure of the page](gallery/figures/{figure.name})](gallery/{page})" if figure else ""
+    return f"## {title}\n\n{text}{picture}\n"
 
 
 def _records(recipe: Recipe, there: Records) -> list[Record]:

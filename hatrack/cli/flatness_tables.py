@@ -62,6 +62,7 @@ def flatness(
             one = measure_run(path, record, available(device), show, own, **options)
             write_flatness(path, record, labels[number], options, one)
             found.setdefault(labels[number], []).append(one)
+    methods = {label: record.spec.method for label, record in zip(labels, read, strict=True)}
     for name, runs in found.items():
         Console().print(_table(name, runs))
     everything = correlations([one for runs in found.values() for one in runs])
@@ -69,7 +70,7 @@ def flatness(
         say(f"{text}: {everything[key]}")
     alone = len(records) == 1
     figure = figure or (flatness_folder(records[0]) / "flatness.png" if alone else records[0].with_name("flatness.png"))
-    write(figure, flatness_png(found))
+    write(figure, flatness_png(found, methods))
     say(f"the figure: {figure}; all numbers: flatness.json in {flatness_folder(records[0]) if alone else 'NAME.flatness'}")
 
 

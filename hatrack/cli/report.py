@@ -8,7 +8,8 @@ from hatrack.cli.group import imported_when_called
 from hatrack.cli.options import BUDGET, BUDGET_OF, FOLDER
 from hatrack.text import say
 
-_report = imported_when_called("hatrack.reporting.report:report")
+_read = imported_when_called("hatrack.reporting.report:read_settings")
+_write = imported_when_called("hatrack.reporting.report:write_report")
 
 
 @click.command()
@@ -20,6 +21,8 @@ def command(folder: Path, out: Path | None, budget: str | None, budget_of: str) 
     """Make a page and tables of the records in FOLDER."""
     if not folder.is_dir():
         raise ValueError(f"no folder {str(folder)!r}; hatrack run ... --out {folder} would make one")
-    say(f"reading {sum(1 for _ in folder.glob('*.json'))} records in {folder}")
-    page = _report(folder, out, budget=budget, budget_of=budget_of)
+    found = _read(folder, budget, budget_of)
+    count = sum(len(records) for setting in found for records in setting.methods.values())
+    say(f"{count} record{'s' * (count != 1)} read in {folder}; making the page")
+    page = _write(found, folder, out or folder)
     say(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB), table.csv and by_task.csv")

@@ -120,8 +120,7 @@ class RunCommand(click.Command):
         """Find the options of what is named, then read them."""
         names: dict[str, str] = {}
         if FROM in self.params and any(word.partition("=")[0] == "--from" for word in args):
-            ctx.meta[REPEATS] = True
-            return super().parse_args(ctx, args)
+            return self.parse_repeated(ctx, args)
         if ctx.resilient_parsing:  # a completion, which must not wait for torch: the options of a method are unknown
             ctx.ignore_unknown_options = True
         else:
@@ -137,6 +136,24 @@ class RunCommand(click.Command):
         if not ctx.resilient_parsing and len(names) < 2:
             raise ValueError(ORDER)  # a name after an option
         return rest
+
+    def parse_repeated(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options of a run that repeats another: only how it is computed may be chosen."""
+        ctx.meta[REPEATS] = ctx.allow_extra_args = True
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.possibilities:  # a slip of the pen
+                raise
+            rest = [error.option_name]
+        if not rest:
+            return rest
+        flags = [max(option.opts, key=len) for option in self.get_params(ctx) if option not in (FROM, HELP)]
+        raise click.UsageError(
+            f"{rest[0]!r} does not go with --from, which repeats the run as its record says, compares the results and keeps "
+            f"nothing; with it go {', '.join(flag for flag in flags if flag != '--help')}",
+            ctx,
+        )
 
     def names(self, args: Sequence[str]) -> dict[str, str]:
         """Return the benchmark, methods and network whose options the command has."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,16 +10,20 @@ from typing import Any, NamedTuple
 from hatrack.clusters.plan import read_plans
 from hatrack.clusters.shared_folder import is_held
 from hatrack.clusters.slurm_queue import QueuedJob, live_runs
+from hatrack.experiments.record import Record
 from hatrack.experiments.run_folder import RunFolder
 from hatrack.files.atomic import write
-from hatrack.text import printable
+from hatrack.text import printable, shorten
+from hatrack.tracking.lines import RunLines
+from hatrack.tracking.progress import share_done, status_text
+from hatrack.tracking.reader import LinesReader
 
 STATES = {
     "running": "a process has it",
     "queued": "an engine has it, and no place for it yet",
     "waiting": "a command that is running has not handed it over yet",
     "stopped": "it goes on with the command that began it, or with hatrack resume",
-    "failed": "it has no record, for the reason that is told",
+    "failed": "it has no record, or none that can be read, for the reason that is told",
     "done": "it has its record",
 }
 REFRESH = 10  # seconds after which a browser reads the page again
@@ -68,20 +73,49 @@ def _status_of(folder: RunFolder, planned: dict[str, Any], job: QueuedJob | None
     again = f"attempt {planned['attempts']}" if planned.get("attempts") not in (None, 1) else ""
     where = ", ".join(filter(None, [printable(planned.get("line", "")), node, again]))
     if folder.done:
-        return RunStatus(name, "done", 1.0)
+        return _of_record(folder)
     if alive and said in ("running", "queued", "waiting"):
         return RunStatus(name, said, share if said == "running" else None, where if said == "running" else "")
+    lines = _lines(folder)
+    done, stands = (share_done(lines), status_text(lines)) if lines.count else (share, "")
     if job is not None:
         locked = _is_held(folder)
         text = f"job {job.job}" + (f", {job.why}" if job.why else "")
-        return RunStatus(name, "running" if locked else job.state, None, text)
+        return RunStatus(name, "running" if locked else job.state, done, ", ".join(filter(None, [text, stands])))
     if _is_held(folder):
-        return RunStatus(name, "running", None, "a process has its lock")
+        return RunStatus(name, "running", done, stands or "a process has its lock")
     if why := folder.failure() or (printable(planned.get("why", "")) if said == "failed" else ""):
         return RunStatus(name, "failed", None, why)
     if folder.files():
-        return RunStatus(name, "stopped", share, "saved")
+        return RunStatus(name, "stopped", done, stands or "saved")
     return RunStatus(name, "stopped", None, "nothing of it was saved")
+
+
+def _of_record(folder: RunFolder) -> RunStatus:
+    """Return that a run is done; or why its record can't be read."""
+    try:
+        found = folder.record.stat()
+        damage = _damage(folder.record, found.st_size, found.st_mtime_ns)
+    except OSError as error:
+        damage = printable(error)
+    return RunStatus(folder.path.stem, "failed", None, damage) if damage else RunStatus(folder.path.stem, "done", 1.0)
+
+
+@lru_cache(maxsize=10_000)  # drivers of fleets ask again and again
+def _damage(path: Path, size: int, time: int) -> str:
+    """Return why a file of this size and time is no record; empty if it is one."""
+    try:
+        Record.load(path)
+    except ValueError as error:
+        return shorten(printable(error).replace(f"{path} ", f"{path.name} "), 200)
+    return ""
+
+
+def _lines(folder: RunFolder) -> RunLines:
+    """Return what a run wrote about its epochs so far."""
+    reader = LinesReader(folder.lines)
+    reader.update()
+    return reader.lines
 
 
 def _is_held(folder: RunFolder) -> bool:
@@ -114,7 +148,10 @@ def status_page(found: Sequence[RunStatus], title: str) -> str:
         f"<td><progress max=1 value={run.share or 0:.3f}></progress></td><td>{escape(printable(run.text))}</td></tr>"
         for run in sorted(found, key=lambda run: (list(STATES).index(run.state), run.name))
     )
-    style = "body{font:15px sans-serif;margin:2em} td{padding:2px 1em 2px 0} .failed{color:#b00} .done{color:#070}"
+    style = (
+        ":root{color-scheme:light dark} body{font:15px sans-serif;margin:2em} td{padding:2px 1em 2px 0}"
+        " .failed{color:light-dark(#b00,#ff8a80)} .done{color:light-dark(#070,#7fd18b)}"
+    )
     return (
         f"<!doctype html><meta charset=utf-8><meta http-equiv=refresh content={REFRESH}>"
         f"<title>{escape(printable(title))}</title><style>{style}</style>"

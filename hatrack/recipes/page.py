@@ -6,25 +6,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from typing import NamedTuple
 
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Spec
 from hatrack.files.atomic import writable, write
 from hatrack.recipes.grids import cell
-from hatrack.recipes.plots import draw
+from hatrack.recipes.plots import draw, row_looks
 from hatrack.recipes.quantities import Quantity
 from hatrack.recipes.recipe import Grid, Part, Recipe, Row
 from hatrack.recipes.results import Records, Results
 from hatrack.recipes.verdicts import NOT_PUBLISHED, NOT_RUN, RULE, order, verdict
 from hatrack.reporting.drawing import Drawing
+from hatrack.reporting.looks import Look
 from hatrack.reporting.measures import MISSING, MeanStd, format_number, mean_std
-from hatrack.reporting.page import POLICY, STYLE
+from hatrack.reporting.templating import plain_page, templates
 from hatrack.reporting.words import run_command
 
 TEMPLATES = Path(__file__).with_name("templates")
 CLASSES = {"agrees": "agrees", "higher": "differs", "lower": "differs", NOT_RUN: "open"}  # of cells, by what stands in them
+PUBLISHED = ": published"  # ends the head of the first of four columns about one quantity
 HOLDS = {True: "holds", False: "does not hold", None: "not known yet: a row is missing"}
 
 
@@ -43,6 +44,7 @@ class Section:
     commands: list[str]
     done: int  # rows whose seeds all have records
     conditions: str  # devices, engines and precisions of the records
+    looks: dict[str, Look]  # of the rows by their labels, as in the figures
 
 
 def write_page(recipe: Recipe, records: Records, out: Path, notice: str = "") -> Path:
@@ -61,17 +63,10 @@ def write_page(recipe: Recipe, records: Records, out: Path, notice: str = "") ->
     figures = writable(out / "figures")
     for _, drawing in (pair for section in sections for pair in section.drawings):
         write(figures / f"{drawing.name}.png", drawing.png)
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=select_autoescape(["html"]),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    values = {"recipe": recipe, "sections": sections, "notice": notice, "rule": RULE, "policy": POLICY, "classes": CLASSES}
-    style = STYLE.read_text(encoding="utf-8")
-    write(out / f"{recipe.name}.html", environment.get_template("recipe.html").render(values, style=style))
-    write(out / f"{recipe.name}.md", environment.get_template("recipe.md").render(values))
+    values = {"recipe": recipe, "sections": sections, "notice": notice, "rule": RULE}
+    more = {"classes": CLASSES, "count": count_verdicts(sections), "groups": head_groups}
+    write(out / f"{recipe.name}.html", plain_page("recipe.html", TEMPLATES, **values, **more))
+    write(out / f"{recipe.name}.md", templates(TEMPLATES).get_template("recipe.md").render(values))
     write(out / f"{recipe.name}.csv", csv_text(recipe, records))
     return out / f"{recipe.name}.html"
 
@@ -95,7 +90,43 @@ def _section(recipe: Recipe, part: Part, records: Records) -> Section:
         [run_command(Spec.from_dict(row.run.spec), list(row.seeds)) for row in part.rows],
         sum(not results.missing(row) for row in part.rows),
         _conditions([r for row in part.rows for r in results.records(row.label)]),
+        row_looks(part),
     )
+
+
+class Count(NamedTuple):
+    """What a page comes to: its rows and those with all records, published numbers by their verdicts, and claims."""
+
+    rows: int
+    done: int
+    verdicts: dict[str, int]
+    hold: int
+    fail: int
+    waiting: int
+
+
+def count_verdicts(sections: Sequence[Section]) -> Count:
+    """Count what the sections of a page say."""
+    cells = [cell for section in sections if section.table for row in section.table.rows for cell in row[1:]]
+    words = [words for section in sections for _, words in section.claims]
+    return Count(
+        sum(len(section.part.rows) for section in sections),
+        sum(section.done for section in sections),
+        {verdict: cells.count(verdict) for verdict in ("agrees", "higher", "lower")},
+        *(words.count(HOLDS[answer]) for answer in (True, False, None)),
+    )
+
+
+def head_groups(head: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return the columns of a table with what they are about: four columns of one quantity have a common head."""
+    found: list[tuple[str, list[str]]] = []
+    place = 0
+    while place < len(head):
+        title, published, _ = head[place].partition(PUBLISHED)
+        own = ["published", *head[place + 1 : place + 4]] if published else [title]
+        found.append((title if published else "", own))
+        place += len(own)
+    return found
 
 
 def _tolerance(part: Part) -> str:
@@ -128,7 +159,7 @@ def main_table(results: Results) -> Grid:
     head = ["approach", "n"]
     for quantity in part.columns:
         title = quantity.measure.title + (", %" if quantity.measure.unit == "%" else "")
-        head += [f"{title}: published", "ours", "difference", "verdict"] if _is_published(part, quantity) else [title]
+        head += [title + PUBLISHED, "ours", "difference", "verdict"] if _is_published(part, quantity) else [title]
     rows = []
     for row in part.rows:
         cells = [c for quantity in part.columns for c in _cells(results, row, quantity)]

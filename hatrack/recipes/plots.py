@@ -12,12 +12,13 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from hatrack.experiments import metrics
 from hatrack.experiments.metrics import Matrix
 from hatrack.recipes.quantities import Quantity
-from hatrack.recipes.recipe import Plot
+from hatrack.recipes.recipe import Part, Plot, Row
 from hatrack.recipes.results import Results
 from hatrack.reporting.compression import draw_sizes, points
-from hatrack.reporting.drawing import LINES, MARKERS, MUTED, PALETTE, STYLE, TEXT, Drawing, LineStyle, render, task_colours
+from hatrack.reporting.drawing import MUTED, PALETTE, STYLE, TEXT, Drawing, LineStyle, line_style, render, task_colours
 from hatrack.reporting.figures import draw_lines
 from hatrack.reporting.flatness import draw_flatness
+from hatrack.reporting.looks import Look, variants
 
 
 def draw(plot: Plot, results: Results, name: str) -> Drawing | None:
@@ -33,7 +34,7 @@ def draw(plot: Plot, results: Results, name: str) -> Drawing | None:
 
 def ratio_lines(name: str = "ratio", title: str = "Forgetting ratio against tasks learned") -> Plot:
     """Return the plot of the forgetting ratio of every row after every number of tasks."""
-    return Plot(name, title, lambda results: _lines(_ratio_values(results), "forgetting ratio ρ≤t", 0.04))  # noqa: RUF001
+    return Plot(name, title, lambda results: _lines(results, _ratio_values(results), "forgetting ratio ρ≤t", 0.04))  # noqa: RUF001
 
 
 def accuracy_lines(name: str = "accuracy", title: str = "Average accuracy against tasks learned") -> Plot:
@@ -43,7 +44,7 @@ def accuracy_lines(name: str = "accuracy", title: str = "Average accuracy agains
         records = {label: results.records(label) for label, row in results.rows.items() if not row.reference}
         return {label: [100 * metrics.average_accuracies(r.accuracy) for r in group] for label, group in records.items()}
 
-    return Plot(name, title, lambda results: _lines(lines(results), "average accuracy, %", 4))
+    return Plot(name, title, lambda results: _lines(results, lines(results), "average accuracy, %", 4))
 
 
 def flatness_lines(name: str = "spectrum") -> Plot:
@@ -51,7 +52,7 @@ def flatness_lines(name: str = "spectrum") -> Plot:
 
     def figure(results: Results) -> Figure | None:
         found = {label: runs for label in results.rows if (runs := results.flatness_of(label))}
-        return draw_flatness(found) if found else None
+        return draw_flatness(found, styles(results)) if found else None
 
     return Plot(name, "Curvature, forgetting with its bound, and the loss between two tasks", figure)
 
@@ -60,11 +61,11 @@ def _ratio_values(results: Results) -> dict[str, list[Matrix]]:
     return {label: results.ratios(label) for label, row in results.rows.items() if not row.reference}
 
 
-def _lines(values: Mapping[str, list[Matrix]], title: str, least: float) -> Figure | None:
+def _lines(results: Results, values: Mapping[str, list[Matrix]], title: str, least: float) -> Figure | None:
     found = {label: _known(group) for label, group in values.items() if group and np.isfinite(group).any()}
     if not found:
         return None
-    return draw_lines(found, styles(list(values)), title, least=least)
+    return draw_lines(found, styles(results), title, least=least)
 
 
 def _known(group: list[Matrix]) -> list[Matrix]:
@@ -76,12 +77,14 @@ def _known(group: list[Matrix]) -> list[Matrix]:
         return [np.nanmean(np.stack(group), axis=0)]
 
 
-def styles(labels: Sequence[str]) -> dict[str, LineStyle]:
-    """Return a style for every row by its label."""
-    return {
-        label: LineStyle(PALETTE[k % len(PALETTE)], LINES[k // len(PALETTE) % len(LINES)], MARKERS[k % len(MARKERS)])
-        for k, label in enumerate(labels)
-    }
+def styles(results: Results) -> dict[str, LineStyle]:
+    """Return a style for every row by its label: that of its method, as on the page of a report."""
+    return {label: line_style(one) for label, one in row_looks(results.part).items()}
+
+
+def row_looks(part: Part) -> dict[str, Look]:
+    """Return the looks of the rows of a part by their labels."""
+    return variants({row.label: row.run.method for row in part.rows})
 
 
 # Accuracy against size
@@ -122,25 +125,37 @@ def sweep(name: str, title: str, option: str, quantity: Quantity, groups: Sequen
         found = Figure(figsize=(4.8, 3.1), layout="constrained")
         axes = found.add_subplot()
         axes.set_xscale("log")  # first: it would forget the ticks
-        some = [_sweep_line(axes, results, group, quantity, colour) for group, colour in zip(groups, PALETTE, strict=False)]
+        looks = _group_looks(results, groups)
+        some = [_sweep_line(axes, results, group, quantity, look) for group, look in looks.items()]
         axes.set_xlabel(option)
         _title(axes, quantity.measure.title.lower() + (", %" if quantity.measure.unit == "%" else ""))
-        if len(groups) > 1 and max(some) > 1:
+        if len(groups) > 1 and max(some, default=0) > 1:
             axes.legend(frameon=False, fontsize=10)
-        return found if max(some) > 1 else None  # one point is no sweep
+        return found if max(some, default=0) > 1 else None  # one point is no sweep
 
     return Plot(name, title, figure)
 
 
-def _sweep_line(axes: Axes, results: Results, group: str, quantity: Quantity, colour: str) -> int:
+def _group_rows(results: Results, group: str) -> list[Row]:
+    return [row for row in results.part.rows if row.x is not None and row.label.startswith(group)]
+
+
+def _group_looks(results: Results, groups: Sequence[str]) -> dict[str, LineStyle]:
+    """Return how every group of a sweep is drawn: as the method of its rows."""
+    methods = {group: rows[0].run.method for group in groups if (rows := _group_rows(results, group))}
+    return {group: line_style(one) for group, one in variants(methods).items()}
+
+
+def _sweep_line(axes: Axes, results: Results, group: str, quantity: Quantity, look: LineStyle) -> int:
     """Draw the rows of a group and return how many have a value."""
     scale = 100 if quantity.measure.unit == "%" else 1
-    rows = [row for row in results.part.rows if row.x is not None and row.label.startswith(group)]
+    rows = _group_rows(results, group)
     points = [(row.x, s) for row in rows if (s := results.summary(row.label, quantity))]
     if len(points) > 1:  # one point is no sweep
         x, found = [float(x or 0) for x, _ in points], [s for _, s in points]
         mean, std = [scale * s.mean for s in found], [scale * (s.std or 0) for s in found]
-        axes.errorbar(x, mean, std, color=colour, marker="o", capsize=3, label=group.strip(" ,") or None)
+        axes.errorbar(x, mean, std, color=look.colour, linestyle=look.line, marker=look.marker, capsize=3,
+                      label=group.strip(" ,") or None)  # fmt: skip
         axes.set_xticks(x, [f"{value:g}" for value in x], minor=False)
         axes.set_xticks([], minor=True)
     return len(points)
@@ -186,9 +201,9 @@ def accuracy_by_task(name: str, title: str) -> Plot:
     def figure(results: Results) -> Figure | None:
         found = Figure(figsize=(6.2, 3.2), layout="constrained")
         axes = found.add_subplot()
-        looks, tasks = styles([label for label, row in results.rows.items() if not row.reference]), 0
-        for label, look in looks.items():
-            if records := results.records(label):
+        tasks = 0
+        for label, look in styles(results).items():
+            if not results.rows[label].reference and (records := results.records(label)):
                 values = 100 * np.array([r.accuracy[-1] for r in records], dtype=np.float64)
                 tasks = values.shape[1]
                 x = np.arange(1, tasks + 1)

@@ -18,6 +18,7 @@ SCRIPTS = (
     "live.js",
     "main.js",
 )  # in the order in which they run
+PLAIN_SCRIPTS = ("theme.js", "plain.js")  # of pages without charts
 MISSING = "Charts that can be pointed at need the package bokeh, which is not installed: pip install bokeh"
 
 
@@ -39,9 +40,9 @@ def style() -> str:
 
 
 @cache
-def scripts() -> tuple[str, ...]:
-    """Return the scripts of the page's own."""
-    return tuple((STATIC / name).read_text(encoding="utf-8") for name in SCRIPTS)
+def scripts(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return scripts of the page's own."""
+    return tuple((STATIC / name).read_text(encoding="utf-8") for name in names)
 
 
 def policy(inlined: tuple[str, ...], live: bool) -> str:

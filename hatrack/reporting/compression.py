@@ -4,7 +4,6 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import NamedTuple
 
 from matplotlib import style
@@ -15,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from hatrack.experiments.record import Record
-from hatrack.reporting.drawing import MARKERS, MUTED, PALETTE, STYLE, Drawing, render
+from hatrack.reporting.drawing import MARKERS, MUTED, PALETTE, STYLE, Drawing, line_style, render
+from hatrack.reporting.looks import look, variants
 from hatrack.reporting.measures import MISSING, Measure, format_number, format_std, mean_std, measure_of
-from hatrack.reporting.page import POLICY
-from hatrack.reporting.page import STYLE as PAGE_STYLE
 from hatrack.reporting.tables import label
+from hatrack.reporting.templating import plain_page
 from hatrack.text import is_percent, printable
 
 QUOTED = (  # by HAT's authors, section 4.5; sizes in % of the weights
@@ -141,12 +140,16 @@ def draw_sizes(tasks: Mapping[str, tuple[Sequence[Record], Sequence[Record]]], s
     axes = figure.add_subplot()
     for k, (name, (gated, plain)) in enumerate(tasks.items()):
         colour, marker = PALETTE[k % len(PALETTE)], MARKERS[k // len(PALETTE) % len(MARKERS)]
+        colour_of_plain = colour
+        if len(tasks) == 1:  # colours mean methods; with several tasks they mean tasks
+            (colour, _, marker), colour_of_plain = line_style(look(gated[0].spec.method)), look("sgd").colour
         for number, record in enumerate(gated):
             dots = points(record)
             x, y = [100 * max(dot.size, SMALLEST) for dot in dots], [factor * dot.accuracy for dot in dots]
             axes.plot(x, y, color=colour, marker=marker, linewidth=0.6, alpha=0.7, label=name if number == 0 else None)
         for record in plain:
-            axes.plot([100], [factor * _plain_accuracy(record)], color=colour, marker="<", markersize=9, linestyle="")
+            reached = factor * _plain_accuracy(record)
+            axes.plot([100], [reached], color=colour_of_plain, marker="<", markersize=9, linestyle="")
     _quoted(axes)
     axes.set_xscale("log")
     lowest = min([dot.size for gated, _ in tasks.values() for record in gated for dot in points(record)], default=1.0)
@@ -172,31 +175,9 @@ def _quoted(axes: Axes) -> None:
             axes.axvline(100 * share, color=MUTED, linestyle=line, linewidth=1, label=name if number == 0 else None)
 
 
-def escaped(text: object) -> str:
-    """Return a name from a record as text that HTML cannot take for a tag."""
-    return escape(printable(text))
-
-
 def compression_page(found: Compression, drawing: Drawing) -> str:
-    """Return a page with the table and the figure that loads no other file and runs no script."""
-    heads = [f'<th scope="col">{escaped(name)}</th>' for name in _columns(found.score)]
-    body = [
-        f'<tr><th scope="row">{escaped(name)}</th>{"".join(f"<td>{escaped(cell)}</td>" for cell in cells)}</tr>'
-        for name, cells in _rows(found).items()
-    ]
-    return "\n".join([
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">',
-        f"<title>hatrack compress: {escaped(found.title)}</title>",
-        f"<style>\n{PAGE_STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>",
-        f"<header><p>hatrack compress</p><h1>{escaped(found.title)}</h1></header>\n<main>",
-        "<p>Mean ± standard deviation over seeds. The weights are those of the trunk; the epoch that is kept is the best on "
-        "validation data.</p>",
-        f'<div class="scroll"><table class="ranking">\n<thead><tr>{"".join(heads)}</tr></thead>\n<tbody>',
-        *body,
-        "</tbody>\n</table></div>",
-        f"<p>{escaped(' '.join(QUOTED))}</p>",
-        f"<figure>{drawing.svg}</figure>",
-        "</main>\n</body>\n</html>\n",
-    ])  # fmt: skip
+    """Return a page with the table and the figure that loads no other file."""
+    looks = variants({label(records[0]): records[0].spec.method for records in (found.gated, found.plain)})
+    rows = [{"label": printable(name), "look": looks[name], "cells": cells} for name, cells in _rows(found).items()]
+    title, heads = printable(found.title), [*map(printable, _columns(found.score))]
+    return plain_page("compress.html", title=title, heads=heads, rows=rows, svg=drawing.svg, quoted=" ".join(QUOTED))

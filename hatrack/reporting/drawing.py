@@ -3,22 +3,22 @@
 import io
 import re
 from dataclasses import dataclass
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from hatrack.experiments.metrics import Matrix
-from hatrack.reporting.looks import DASHES, Look, look
+from hatrack.reporting.looks import DASHES, HUES, Look, contrast, variants
 from hatrack.reporting.looks import MARKERS as MARKER_NAMES
+from hatrack.reporting.svg import page_svg
 from hatrack.reporting.tables import Setting
 from hatrack.text import is_percent
 
 TEXT, MUTED, GRID = "#1f2933", "#52606d", "#dde3e9"
-PALETTE = ("#D55E00", "#009E73", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9")  # of Okabe and Ito, for colour-blind readers
+PALETTE = tuple(colour for colour, _ in HUES.values())  # of lines that are no methods
 LINES = ("-", "--", "-.", ":")
 MARKERS = "os^Dv"
 MAX_LETTERS = 60  # of a name in a file name
@@ -106,13 +106,8 @@ def looks_of(settings: list[Setting]) -> dict[str, Look]:
     Of several variants of a method, the one without options has the method's own colour and marker.
     """
     methods = {name: records[0].spec.method for s in settings for name, records in s.methods.items()}
-    counts: dict[str, int] = {}
-    result = {}
-    for name in sorted(methods, key=lambda name: (methods[name], name != methods[name], name)):
-        number = counts.get(methods[name], 0)
-        counts[methods[name]] = number + 1
-        result[name] = look(methods[name], number)
-    return result
+    order = sorted(methods, key=lambda name: (methods[name], name != methods[name], name))
+    return variants({name: methods[name] for name in order})
 
 
 def line_style(one: Look) -> LineStyle:
@@ -144,9 +139,7 @@ def cell_colours(value: float, low: float, faded: bool = False, high: float = 1.
 
 def text_colour(background: str) -> str:
     """Return black or white, whichever has the higher contrast with the background (WCAG)."""
-    colour = np.array(to_rgb(background))
-    linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
-    return "#000000" if linear @ [0.2126, 0.7152, 0.0722] > 0.179 else "#ffffff"
+    return max("#000000", "#ffffff", key=lambda colour: contrast(colour, background))
 
 
 def slugs(names: list[str]) -> list[str]:
@@ -164,22 +157,6 @@ def slugs(names: list[str]) -> list[str]:
 
 def render(kind: str, label: str, name: str, figure: Figure, description: str) -> Drawing:
     """Render a figure in both formats, without dates, so that the same records give the same bytes."""
-    png, svg = io.BytesIO(), io.StringIO()
+    png = io.BytesIO()
     figure.savefig(png, format="png", metadata={"Software": None})
-    figure.savefig(svg, format="svg", metadata={"Date": None})
-    return Drawing(kind, label, name, inline_svg(svg.getvalue(), name, description), png.getvalue())
-
-
-def inline_svg(svg: str, name: str, description: str) -> str:
-    """Return an SVG file as an element of a page: without a fixed width, with unique ids and a description."""
-    for part in (r"<!--.*?-->", r"<metadata>.*?</metadata>", r"<style.*?</style>", r"^.*?(?=<svg )"):
-        svg = re.sub(part, "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<[^>]+>", lambda tag: _prefix_ids(tag[0], name), svg)  # only in tags: a name may look like an attribute
-    box = re.search(r'viewBox="[^"]*"', svg)
-    head = f'<svg role="img" aria-label="{escape(description)}" {box[0] if box else ""}>'
-    return re.sub(r"^<svg [^>]*>", lambda _: head, svg).replace("xlink:href", "href").strip()
-
-
-def _prefix_ids(tag: str, name: str) -> str:
-    """Put `name` before the ids of a tag and before its references to ids, and remove its font: the page has its own."""
-    return re.sub(r' id="| xlink:href="#|url\(#', rf"\g<0>{name}-", re.sub(r'font-family: [^;"]*;? ?', "", tag))
+    return Drawing(kind, label, name, page_svg(figure, name, description), png.getvalue())

@@ -15,7 +15,7 @@ from hatrack.reporting.differences import cautions
 from hatrack.reporting.measures import format_number, measure_of
 from hatrack.reporting.tables import Setting, accuracies, option_text
 from hatrack.reporting.words import RUN_OPTIONS, count_text, defaults_of, join_names, network_function, with_unit
-from hatrack.text import printable
+from hatrack.text import duration, printable
 
 GUARANTEED = ("hat", "pmask", "packnet", "pathnet", "pnn", "lora", "independent", "frozen")  # unless options loosen them
 LOOSE = {"masks": "soft", "norms": "shared"}  # options with which nothing is guaranteed
@@ -182,7 +182,7 @@ def _facts(setting: Setting) -> list[tuple[str, str]]:
     if held := dict.fromkeys(f"{r.spec.method} {r.held}" for r in records if r.held):
         facts["held whole"] = "; ".join(held)
     total = sum(record.seconds.total or 0 for record in records)
-    facts["time"] = f"{total:,.1f} seconds for {count_text(len(records), 'run')} together"
+    facts["time"] = f"{duration(total)} for {count_text(len(records), 'run')} together"
     return [(name, printable(text)) for name, text in facts.items()]
 
 

@@ -1,6 +1,5 @@
 """The figures of a setting: the accuracy of every method as one task after another is learned."""
 
-import io
 import warnings
 
 import numpy as np
@@ -18,12 +17,12 @@ from hatrack.reporting.drawing import (
     LineStyle,
     Scale,
     cell_colours,
-    inline_svg,
     line_style,
     scale_for,
 )
 from hatrack.reporting.looks import Look
 from hatrack.reporting.references import counted_accuracy
+from hatrack.reporting.svg import page_svg
 from hatrack.reporting.tables import Setting
 from hatrack.text import is_percent, shorten
 
@@ -36,9 +35,7 @@ def static_lines(setting: Setting, name: str, looks: dict[str, Look]) -> str:
     with style.context(["default", STYLE]), warnings.catch_warnings():  # independent of the user's own matplotlib style
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # names in scripts that the font lacks
         figure = accuracy_lines(setting, {key: line_style(one) for key, one in looks.items()})
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    return inline_svg(out.getvalue(), name, f"Average {setting.score} on the tasks so far against tasks learned")
+        return page_svg(figure, name, f"Average {setting.score} on the tasks so far against tasks learned")
 
 
 def accuracy_lines(setting: Setting, styles: dict[str, LineStyle]) -> Figure:

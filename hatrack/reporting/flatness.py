@@ -11,24 +11,27 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from hatrack.inspection.flatness import Flatness
-from hatrack.reporting.drawing import MARKERS, MUTED, PALETTE, STYLE
+from hatrack.reporting.drawing import MUTED, STYLE, LineStyle, line_style
+from hatrack.reporting.looks import variants
 from hatrack.text import shorten
 
 
-def flatness_png(found: Mapping[str, Sequence[Flatness]]) -> bytes:
-    """Return the figure of `draw_flatness` as a PNG file."""
+def flatness_png(found: Mapping[str, Sequence[Flatness]], methods: Mapping[str, str]) -> bytes:
+    """Return the figure of `draw_flatness` as a PNG file; every run has the look of its method, which `methods` names."""
+    styles = {label: line_style(one) for label, one in variants(methods).items()}
     file = io.BytesIO()
     with style.context(STYLE):
-        draw_flatness(found).savefig(file, format="png", metadata={"Software": None})
+        draw_flatness(found, styles).savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()
 
 
-def draw_flatness(found: Mapping[str, Sequence[Flatness]]) -> Figure:
+def draw_flatness(found: Mapping[str, Sequence[Flatness]], styles: Mapping[str, LineStyle]) -> Figure:
     """Draw the flatness of one or several runs.
 
     Args:
         found: what was measured by the names of the runs, an entry per seed; lines are means over seeds, and bands reach
             from the lowest seed to the highest.
+        styles: how each run is drawn.
 
     Returns:
         The figure.
@@ -36,25 +39,23 @@ def draw_flatness(found: Mapping[str, Sequence[Flatness]]) -> Figure:
     with style.context(STYLE):
         figure = Figure(figsize=(13.5, 4.2), layout="constrained")
         curvature, lost, between = figure.subplots(1, 3)
-        for k, runs in enumerate(found.values()):
-            colour, marker = PALETTE[k % len(PALETTE)], MARKERS[k % len(MARKERS)]
+        for name, runs in found.items():
+            colour, marker = styles[name].colour, styles[name].marker
             _band(curvature, _numbers(runs), [one.top for one in runs], colour, marker=marker)
             later = _numbers(runs)[1:]
             _band(lost, later, [one.forgetting[0][1:] for one in runs], colour, marker=marker)
-            _band(lost, later, [one.bounds[0][1:] for one in runs], colour, line="--")
+            _band(lost, later, [one.bounds[0][1:] for one in runs], colour, line="--", marker=marker)
             if runs[0].lines:
                 at = runs[0].lines[0].at
-                _band(between, at, [one.lines[0].first for one in runs], colour)
-                _band(between, at, [one.lines[0].second for one in runs], colour, line=":")
+                _band(between, at, [one.lines[0].first for one in runs], colour, marker=marker)
+                _band(between, at, [one.lines[0].second for one in runs], colour, line=":", marker=marker)
         _titles(curvature, "Largest eigenvalue at the end of a task", "task", log=True)
         _titles(lost, "Forgetting of task 1, and its bound", "tasks learned", log=True)
         _titles(between, "Loss between the ends of tasks 1 and 2", "place on the line")
         _legend(lost, {"measured": "-", "bound ½ λ |Δw|²": "--"})
         _legend(between, {"task 1": "-", "task 2": ":"})
         names = [shorten(name, 40) for name in found]
-        lines = [
-            Line2D([], [], color=PALETTE[k % len(PALETTE)], marker=MARKERS[k % len(MARKERS)]) for k in range(len(names))
-        ]
+        lines = [Line2D([], [], color=styles[name].colour, marker=styles[name].marker) for name in found]
         figure.legend(lines, names, loc="outside lower center", ncols=min(4, len(names)), frameon=False)
     return figure
 
@@ -68,7 +69,7 @@ def _band(
 ) -> None:
     """Draw the mean of several rows, and the band from the lowest to the highest."""
     values = np.array(rows, dtype=float)
-    axes.plot(x, values.mean(0), line, color=colour, marker=marker)
+    axes.plot(x, values.mean(0), line, color=colour, marker=marker, markevery=max(1, len(x) // 5))
     if len(rows) > 1:
         axes.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
 

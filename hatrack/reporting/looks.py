@@ -5,6 +5,7 @@ white paper (`colour`) and from a dark screen (`dark`); the tests compute both.
 """
 
 import zlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 HUES = {  # on white, on dark
@@ -74,16 +75,18 @@ def look(method: str, variant: int = 0) -> Look:
 
     Args:
         method: its name.
-        variant: 0 for the method itself; further variants with other options have shades of its colour and other dashes.
+        variant: 0 for the method itself; further variants with other options have shades of its colour,
+            other dashes, and markers that no method of this colour has.
     """
     if method in REFERENCE_LOOKS:
         return Look(*REFERENCE_LOOKS[method], "", "dotted")
     hue, marker = METHOD_LOOKS.get(method) or _own(method)
     colour, dark = HUES[hue]
     shade, dash = SHADES[variant % len(SHADES)], list(DASHES)[variant % len(DASHES)]
-    markers = list(MARKERS)
-    marker = markers[(markers.index(marker) + variant) % len(markers)]
-    return Look(_mixed(colour, "#ffffff", shade * 0.6), _mixed(dark, "#14181d", shade * 0.6), marker, dash)
+    taken = {own for of, own in METHOD_LOOKS.values() if of == hue}
+    markers = [marker, *(free for free in MARKERS if free not in taken and free != marker)]
+    marker = markers[variant % len(markers)]
+    return Look(mixed(colour, "#ffffff", shade * 0.6), mixed(dark, "#14181d", shade * 0.6), marker, dash)
 
 
 def _own(method: str) -> tuple[str, str]:
@@ -92,7 +95,33 @@ def _own(method: str) -> tuple[str, str]:
     return list(HUES)[number % len(HUES)], OWN_MARKERS[number // len(HUES) % len(OWN_MARKERS)]
 
 
-def _mixed(colour: str, ground: str, share: float) -> str:
+def variants(methods: Mapping[str, str]) -> dict[str, Look]:
+    """Return how the methods of a page or figure are drawn, by their labels.
+
+    Args:
+        methods: the name of the method by label; of several with one name, the first has the method's own colour and marker.
+    """
+    counts: dict[str, int] = {}
+    result = {}
+    for label, method in methods.items():
+        counts[method] = counts.get(method, -1) + 1
+        result[label] = look(method, counts[method])
+    return result
+
+
+def contrast(one: str, two: str) -> float:
+    """Return how far two colours stand out from each other, from 1 to 21 (WCAG)."""
+    dark, bright = sorted(map(_brightness, (one, two)))
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def _brightness(colour: str) -> float:
+    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def mixed(colour: str, ground: str, share: float) -> str:
     """Return a colour that is moved towards the ground, or away from it if the share is negative."""
     parts = [(int(colour[k : k + 2], 16), int(ground[k : k + 2], 16)) for k in (1, 3, 5)]
     if share < 0:  # away from white is towards black, and the other way round

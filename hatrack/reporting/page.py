@@ -1,21 +1,16 @@
 """The page of a report: one HTML file that loads no other file, is read without script and alive with it."""
 
 import json
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hatrack.reporting.assets import MISSING, library, policy, scripts, style
+from hatrack.reporting.assets import MISSING, SCRIPTS, library, policy, scripts, style
 from hatrack.reporting.collect import ReportData, collect
-from hatrack.text import duration
+from hatrack.reporting.looks import look
+from hatrack.reporting.templating import templates
 
-__all__ = ["POLICY", "STYLE", "ReportData", "collect", "page_json", "render_page"]
-STYLE = Path(__file__).with_name("style.css")  # of pages without script: those of recipes
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # of pages without script: nothing is loaded or run
-TEMPLATES = Path(__file__).with_name("templates")
+__all__ = ["ReportData", "collect", "page_json", "render_page"]
 PIECES = 2000
 LIVE = "window.HATRACK_LIVE = true;"
 
@@ -27,7 +22,8 @@ def render_page(data: ReportData, *, live: bool = False) -> str:
         data: what `collect` returned.
         live: whether a server gives the page and `data.json` (`page_json`), so that the page renews itself.
     """
-    first, *own = scripts()
+    data = {**data, "running": _with_looks(data["running"])}
+    first, *own = scripts(SCRIPTS)
     inlined = (*library(), *([LIVE] if live else []), *own)
     values = {
         "data": data,
@@ -39,15 +35,21 @@ def render_page(data: ReportData, *, live: bool = False) -> str:
         "island": Markup(island(_charts(data))),
         "without_library": "" if library() else MISSING,
     }
-    pieces = _templates().get_template("report.html").stream(values)
+    pieces = templates().get_template("report.html").stream(values)
     pieces.enable_buffering(PIECES)  # a page of many records has a million pieces
     return "".join(pieces)
 
 
 def page_json(data: ReportData) -> str:
     """Return what a page asks for while it is shown: runs that go on, and a digest that tells when to load it again."""
-    running = _templates().get_template("running.html").render(data=data)
-    return json.dumps({"digest": data["digest"], "running": data["running"], "running_html": running}, default=str)
+    running = _with_looks(data["running"])
+    html = templates().get_template("running.html").render(data={"running": running})
+    return json.dumps({"digest": data["digest"], "running": running, "running_html": html}, default=str)
+
+
+def _with_looks(running: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return runs that go on with the looks of their methods, as in all charts."""
+    return [{**run, "look": look(run["method"])._asdict() if run["method"] else None} for run in running]
 
 
 def island(value: Any) -> str:
@@ -63,17 +65,3 @@ def _charts(data: ReportData) -> dict[str, Any]:
         "sweeps": data["sweeps"],
         "running": data["running"],
     }
-
-
-@cache
-def _templates() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["duration"] = duration
-    return environment

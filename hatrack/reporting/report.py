@@ -10,7 +10,7 @@ from hatrack.reporting.budget import parse_budget, within_budget
 from hatrack.reporting.by_task import by_task_csv
 from hatrack.reporting.collect import collect_settings
 from hatrack.reporting.page import render_page
-from hatrack.reporting.tables import csv_text, settings
+from hatrack.reporting.tables import Setting, csv_text, settings
 
 
 def report(folder: Path | str, out: Path | str | None = None, *, budget: str | None = None, budget_of: str = "sgd") -> Path:
@@ -38,9 +38,17 @@ def report(folder: Path | str, out: Path | str | None = None, *, budget: str | N
         >>> hr.report("records")
         PosixPath('records/report.html')
     """
+    return write_report(read_settings(Path(folder), budget, budget_of), Path(folder), Path(out or folder))
+
+
+def read_settings(folder: Path, budget: str | None = None, budget_of: str = "sgd") -> list[Setting]:
+    """Read the records of a folder and group them into settings; the arguments are those of `report`."""
     limits = parse_budget(budget, budget_of) if budget else None
-    folder, target = Path(folder), Path(out or folder)
-    found = [within_budget(one, limits) if limits else one for one in settings(records(folder))]
+    return [within_budget(one, limits) if limits else one for one in settings(records(folder))]
+
+
+def write_report(found: list[Setting], folder: Path, target: Path) -> Path:
+    """Write the page and the tables of settings into the folder `target`, and return the path of the page."""
     writable(target)
     write(target / "table.csv", csv_text(found))
     write(target / "by_task.csv", by_task_csv(found))

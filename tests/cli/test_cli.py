@@ -142,6 +142,7 @@ def test_a_broken_record_in_a_report(content, capsys, tmp_path):
     shown = capsys.readouterr()
     assert "bad.json" in shown.err
     assert shown.err.count("\n") == 1
+    assert shown.out == "", "nothing was read that could be told"
     assert [p.name for p in tmp_path.iterdir()] == ["bad.json"]
 
 

@@ -102,8 +102,14 @@ def test_a_record_that_cannot_be_repeated(tmp_path, capsys):
     path = tmp_path / f"{record.name}.json"
     path.write_text(json.dumps(data))
     assert main(["run", "--from", str(tmp_path / "none.json")]) == 2
-    assert main(["run", "--from", str(path), "smnist"]) == 2
-    assert "smnist" in capsys.readouterr().err
+    capsys.readouterr()
+    for words in (["smnist"], ["--out", str(tmp_path / "out")], ["--seeds", "0-3"]):
+        assert main(["run", "--from", str(path), *words]) == 2
+        said = capsys.readouterr().err
+        assert f"{words[0]!r} does not go with --from" in said
+        assert "--device" in said, "what does"
+    assert main(["run", "--from", str(path), "--devise", "cpu"]) == 2
+    assert "did you mean --device" in capsys.readouterr().err
 
 
 def test_differences_of_records():

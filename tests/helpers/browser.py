@@ -95,3 +95,14 @@ class Look:
             return [box.left + v.frame.x_scale.compute(x), box.top + v.frame.y_scale.compute(y)]; }"""
         left, top = plot.evaluate(place, [x, y])
         return left, top
+
+
+def axe_violations(look: Look) -> list[tuple[str, list[str]]]:
+    """Return the serious and critical violations that axe finds on a page, with the elements that have them."""
+    if not AXE.is_file():
+        pytest.fail("axe-core is missing: make test-browser installs it with npm", pytrace=False)
+    look.page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = look.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    assert len(found["passes"]) > 10, "it looked"
+    bad = [one for one in found["violations"] if one["impact"] in ("serious", "critical")]
+    return [(one["id"], [node["html"][:120] for node in one["nodes"][:3]]) for one in bad]

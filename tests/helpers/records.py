@@ -11,7 +11,7 @@ import numpy as np
 from hatrack.experiments.record import Record, name_of
 from hatrack.experiments.record_parts import Curve, CurvePoint, Seconds, Spec, TaskInfo
 from hatrack.experiments.run import Run
-from hatrack.reporting.assets import library, scripts
+from hatrack.reporting.assets import SCRIPTS, library, scripts
 
 ACCURACY = {  # by method and seed
     ("sgd", 0): [[0.90, 0.20], [0.50, 0.80]],
@@ -66,7 +66,7 @@ def save(folder: Path, records: list[Record]) -> Path:
 
 def foreign_scripts(text: str) -> list[str]:
     """Return the scripts of a page that are not files of the package or of its library, nor the data of the charts."""
-    known = {*library(), *scripts()}
+    known = {*library(), *scripts(SCRIPTS)}
     found = re.findall(r"<script([^>]*)>(.*?)</script", text, flags=re.DOTALL | re.IGNORECASE)
     return [body for attributes, body in found if body not in known and 'id="data"' not in attributes]
 

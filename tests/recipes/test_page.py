@@ -2,14 +2,21 @@
 
 import csv
 import io
+import re
+from dataclasses import replace
 
 import pytest
 
-from hatrack.recipes.page import csv_text, main_table, write_page
+from hatrack.recipes.page import csv_text, head_groups, main_table, write_page
+from hatrack.recipes.plots import ratio_lines, row_looks, sweep
+from hatrack.recipes.quantities import summary
 from hatrack.recipes.recipe import Recipe
 from hatrack.recipes.results import Records, Results, index
+from hatrack.reporting.looks import look
 from tests.helpers.records import ACCURACY, make
 from tests.recipes.toys import PART, RECIPE
+
+ACCURACY_OF = summary("accuracy")
 
 
 @pytest.fixture
@@ -40,7 +47,51 @@ def test_page_in_all_formats(records, tmp_path):
         assert "not known yet" in text
     assert "hatrack run digits-and-clothes hat --seeds 0-1" in html
     assert "| HAT | 2 | 80.0 ± 1.0 |" in markdown
-    assert "<script" not in html
+    assert set(re.findall(r"(?:src|href)=\"([^\"#]*)", html)) == {"data:,", ""}, "it loads nothing"
+
+
+def test_the_page_counts_what_it_shows(records, tmp_path):
+    text = re.sub(r"<[^>]+>", " ", write_page(RECIPE, records, tmp_path).read_text())
+    assert re.search(r"Rows with all their records\s+4 of 5", text)
+    assert re.search(r"Claims of the paper that hold\s+1 of 2\s+Waiting for rows that are not run yet: 1", text)
+
+
+def test_texts_of_the_markdown_page_are_no_markup_on_the_html_page(records, tmp_path):
+    part = replace(PART, text="`joint` is <once>, see [scenarios](../scenarios.md).")
+    html = write_page(replace(RECIPE, parts=(part,)), records, tmp_path).read_text()
+    assert "<p><code>joint</code> is &lt;once&gt;, see scenarios.</p>" in html
+    assert "`joint` is <once>, see [scenarios](../scenarios.md)." in (tmp_path / "toy.md").read_text()
+
+
+def test_rows_and_figures_have_the_looks_of_their_methods(records, tmp_path):
+    part = replace(PART, plots=(ratio_lines(),))
+    results = Results(part, records)
+    (axes,) = part.plots[0].draw(results).axes
+    drawn = {(line.get_color(), line.get_marker()) for line in axes.get_lines()}
+    assert drawn == {(look(name).colour, "o") for name in ("hat", "sgd")}
+    html = write_page(replace(RECIPE, parts=(part,)), records, tmp_path).read_text()
+    assert f"--c:{look('ewc').colour};--d:{look('ewc').dark}" in html
+    assert f"light-dark({look('hat').colour}, {look('hat').dark})" in html
+
+
+def test_a_sweep_has_the_looks_of_the_methods_that_are_swept(records):
+    rows = [replace(row, label=f"{row.label}, {x}", x=x) for row in PART.rows[:2] for x in (1, 2)]
+    part = replace(PART, rows=tuple(rows), plots=(sweep("sweep", "title", "x", ACCURACY_OF, ("HAT", "SGD")),))
+    (axes,) = part.plots[0].draw(Results(part, records)).axes
+    drawn = [container.lines[0].get_color() for container in axes.containers]
+    assert drawn == [look("hat").colour, look("sgd").colour]
+
+
+def test_several_rows_of_a_method_are_told_apart():
+    found = row_looks(replace(PART, rows=(*PART.rows, replace(PART.rows[0], label="HAT, again"))))
+    assert found["HAT"] == look("hat")
+    assert found["HAT, again"] == look("hat", 1)
+
+
+def test_columns_of_a_quantity_have_one_head():
+    heads = ["approach", "n", "Accuracy, %: published", "ours", "difference", "verdict", "Forgetting"]
+    groups = [("", ["approach"]), ("", ["n"]), ("Accuracy, %", ["published", "ours", "difference", "verdict"])]
+    assert head_groups(heads) == [*groups, ("", ["Forgetting"])]
 
 
 def test_a_page_without_any_record(tmp_path):

@@ -16,7 +16,7 @@ from hatrack.regime import Regime
 from hatrack.reporting.page import collect, page_json, render_page
 from hatrack.reporting.report import report
 from hatrack.reporting.tables import settings
-from tests.helpers.browser import AXE, Look, browser
+from tests.helpers.browser import Look, axe_violations, browser
 from tests.helpers.many_records import many
 from tests.helpers.records import make, save, with_spec
 
@@ -120,6 +120,27 @@ def test_chosen_seeds_and_tasks_are_averaged_again(browser: Any, small: Path) ->
         assert "±" in cell.inner_text()
 
 
+@pytest.mark.parametrize("text", ["two", "0", "3-9", "4-2", "1-2-3", "-1"])
+def test_a_choice_of_tasks_that_makes_no_sense_is_told_and_not_taken(browser: Any, small: Path, text: str) -> None:
+    with Look(browser, small, "#tasks=2-3").ready() as look:
+        said, cell = look.page.locator("#tasks-wrong"), look.page.locator(".board tr.entry[data-label='ewc'] td").nth(1)
+        before = cell.inner_text()
+        look.page.locator("#tasks").fill(text)
+        look.page.locator("#tasks").press("Enter")
+        assert said.is_visible()
+        assert look.page.locator("#tasks").get_attribute("aria-invalid") == "true"
+        assert cell.inner_text() == before
+        assert "tasks=2-3" in look.page.url
+        look.page.locator("#tasks").fill("1")
+        look.page.locator("#tasks").press("Enter")
+        assert not said.is_visible()
+        assert cell.inner_text() != before
+        assert "tasks=1" in look.page.url
+    with Look(browser, small, f"#tasks={text}").ready() as look:
+        assert look.page.locator("#tasks-wrong").is_visible(), "from the address as well"
+        assert "±" in look.page.locator(".board tr.entry[data-label='ewc'] td").nth(1).inner_text(), "all tasks"
+
+
 def test_pointing_at_a_mark_shows_its_values(browser: Any, small: Path) -> None:
     (setting,) = settings(records(small.parent))
     values = [statistics.mean(r.accuracy[1][:2]) for r in setting.methods["sgd"]]
@@ -182,6 +203,25 @@ def test_print_is_light_without_controls(browser: Any, small: Path) -> None:
         assert look.page.locator(".board tr.entry").first.is_visible()
         assert look.page.locator("figure.static svg").is_visible()  # what a browser draws may be blank or cut on paper
         assert not look.page.locator(".plot:visible").count()
+
+
+def test_all_columns_of_20_tasks_are_on_the_paper(browser: Any, large: Path) -> None:
+    paper = 688  # pixels: A4 without its margins
+    with Look(browser, large, viewport={"width": paper, "height": 900}).ready() as look:
+        look.page.evaluate("for (const one of document.querySelectorAll('main details')) one.open = true")
+        look.page.emulate_media(media="print")
+        ends = "[...document.querySelectorAll('.by-task, .matrix')].map(t => t.getBoundingClientRect()).filter(b => b.width)"
+        found = look.page.evaluate(f"{ends}.map(box => box.right)")
+        assert len(found) > 20, "two tables by task, and a matrix of every method"
+        assert max(found) <= paper + 1
+
+
+def test_charts_below_the_screen_are_drawn_when_there_is_time(browser: Any, small: Path) -> None:
+    with Look(browser, small, viewport={"width": 1280, "height": 400}).ready() as look:
+        drawn = "() => [...document.querySelectorAll('figure.chart .plot')].every(plot => plot.dataset.drawn)"
+        look.page.wait_for_function(drawn, timeout=30_000)
+        assert look.page.evaluate("scrollY") == 0
+        assert look.page.locator("figure.chart").count() >= 3
 
 
 def test_without_script_everything_is_a_table_a_text_or_a_drawing(browser: Any, small: Path) -> None:
@@ -292,18 +332,12 @@ def test_a_large_page_is_small_and_soon_usable(browser: Any, large: Path) -> Non
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_axe_finds_no_serious_violation(browser: Any, small: Path, scheme: str, width: int) -> None:
-    if not AXE.is_file():
-        pytest.fail("axe-core is missing: make test-browser installs it with npm", pytrace=False)
     with Look(browser, small, color_scheme=scheme, viewport={"width": width, "height": 900}).ready() as look:
         look.page.locator(".board tr.entry .open-row").first.click()
         look.page.evaluate("for (const one of document.querySelectorAll('main details')) one.open = true")
         look.page.evaluate("for (const job of H.draws) H.drawOne(job)")
         look.page.wait_for_timeout(1500)
-        look.page.evaluate(AXE.read_text(encoding="utf-8"))
-        found = look.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-        bad = [v for v in found["violations"] if v["impact"] in ("serious", "critical")]
-        assert [(v["id"], [n["html"][:120] for n in v["nodes"][:3]]) for v in bad] == []
-        assert len(found["passes"]) > 10, "it looked"
+        assert axe_violations(look) == []
 
 
 class Handler(BaseHTTPRequestHandler):

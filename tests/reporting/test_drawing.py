@@ -4,8 +4,10 @@ import numpy as np
 from matplotlib.colors import to_rgb
 
 from hatrack.regime import Regime
-from hatrack.reporting.drawing import cell_colours, inline_svg, line_styles, slugs
+from hatrack.reporting.drawing import MUTED, TEXT, cell_colours, line_styles, slugs, task_colours
 from hatrack.reporting.figures import move_apart
+from hatrack.reporting.looks import contrast, look
+from hatrack.reporting.svg import inline_svg, on_dark
 from hatrack.reporting.tables import settings
 from tests.helpers.records import ACCURACY, make
 
@@ -14,7 +16,16 @@ EVERYTHING = [make(method, seed) for method, seed in ACCURACY]
 
 def test_text_in_a_figure_that_looks_like_an_id_stays_as_it_is() -> None:
     text = inline_svg('<svg viewBox="0 0 1 1"><text id="a" x="1">id="a" url(#a)</text></svg>', "name", "what")
-    assert text == '<svg role="img" aria-label="what" viewBox="0 0 1 1"><text id="name-a" x="1">id="a" url(#a)</text></svg>'
+    assert text.startswith('<svg role="img" aria-label="what" viewBox="0 0 1 1"')
+    assert text.endswith('<text id="name-a" x="1">id="a" url(#a)</text></svg>')
+
+
+def test_colours_of_a_figure_have_a_dark_side() -> None:
+    hat = look("hat", 1)
+    text = inline_svg(f'<svg viewBox="0 0 1 1"><path style="fill: none; stroke: {hat.colour}"/></svg>', "name", "what")
+    assert f"stroke: {hat.colour}; stroke: light-dark({hat.colour}, {hat.dark})" in text, "the first is for old browsers"
+    for colour in (*task_colours(10), TEXT, MUTED):
+        assert contrast(on_dark(colour), "#11161b") >= 3, colour
 
 
 def test_a_method_has_one_colour_everywhere() -> None:

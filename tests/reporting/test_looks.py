@@ -49,6 +49,13 @@ def test_variants_differ_from_their_method_and_from_each_other() -> None:
     assert len({look("hat", k) for k in range(10)}) == 10
 
 
+def test_a_variant_has_no_marker_of_another_method_of_its_colour() -> None:
+    assert look("sgd", 1).marker != look("stable-sgd").marker
+    for name, (hue, _) in METHOD_LOOKS.items():
+        others = {marker for other, (of, marker) in METHOD_LOOKS.items() if of == hue and other != name}
+        assert others.isdisjoint({look(name, k).marker for k in range(5)})
+
+
 @pytest.mark.parametrize("name", [*METHODS, "a:B"])
 def test_marks_stand_out_from_the_ground(name: str) -> None:
     """WCAG 1.4.11 asks for a contrast of 3 for graphical objects."""

@@ -17,7 +17,7 @@ import pytest
 from hatrack.experiments.record import Record
 from hatrack.experiments.records import records as records_in
 from hatrack.regime import Regime
-from hatrack.reporting.assets import scripts
+from hatrack.reporting.assets import SCRIPTS, scripts
 from hatrack.reporting.page import collect, render_page
 from hatrack.reporting.report import report
 from hatrack.reporting.tables import csv_text, settings
@@ -112,7 +112,7 @@ def island(text: str) -> Any:
 
 def test_the_page_needs_nothing_else(whole: Path) -> None:
     text, page = read_page(whole)
-    own = without_scripts(text) + "".join(scripts())
+    own = without_scripts(text) + "".join(scripts(SCRIPTS))
     assert not re.search(r"https?://|@import|javascript:", own)
     assert not page.tags & {"img", "iframe", "object", "embed", "image"}
     assert not [name for name, _ in page.attributes if name.startswith("on") or name == "src"]

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from hatrack.cli.watching import make_server
+from hatrack.reporting.looks import look as method_look
 from tests.helpers.browser import Look, browser
 from tests.helpers.lines import about, epoch, learned, write
 from tests.helpers.records import make, save
@@ -74,4 +75,17 @@ def test_a_curve_goes_on_after_a_kill(browser, served, tmp_path):
     assert look.page.evaluate(
         "fetch('data.json').then(r => r.json()).then(news => news.running[0].curve.map(p => p[1]))"
     ) == list(range(1, 9))
+    assert look.errors == []
+
+
+def test_a_curve_breaks_between_tasks_and_has_the_colour_of_its_method(browser, served, tmp_path):
+    write(tmp_path, "run", *(epoch(1, k, 0.4) for k in range(3)))
+    look = Look(browser, served)
+    wait_until(look, "!!document.querySelector('[data-running]')?.dataset.drawn")
+    chart = "Bokeh.documents.flatMap(d => d.roots()).find(f => f.renderers)"
+    line = f"{chart}.renderers[0]"
+    assert look.page.evaluate(f"[...{line}.data_source.data.x]") == [1, 2, 3, 4, 4.5, 5, 6, 7]
+    assert look.page.evaluate(f"[...{line}.data_source.data.y].map(Number.isNaN)") == [*[False] * 4, True, *[False] * 3]
+    assert look.page.evaluate(f"{chart}.center.filter(one => one.type === 'Span').map(one => one.location)") == [4.5]
+    assert look.page.evaluate(f"{line}.glyph.line_color.value") == method_look("hat").colour
     assert look.errors == []

@@ -32,21 +32,19 @@ H.buildBar = () => {
   if (seeds.length > 1) parts.push(H.pop("Seeds", seeds.map((seed) => ({ value: seed, text: `seed ${seed}` })), (seed) => !H.state.seeds || H.state.seeds.includes(seed),
     (values, on) => { const now = H.toggled(H.state.seeds || seeds, values, on); H.update({ seeds: now.length === seeds.length ? null : now }); }));
   if (settings.some((s) => s.tasks.length > 1)) {
-    const input = H.el("input", { type: "text", placeholder: "all", "aria-label": "Tasks that are averaged, such as 1-5", inputmode: "numeric", onchange: () => H.update({ tasks: input.value.trim() }) });
-    input.value = H.state.tasks;
-    parts.push(H.el("span", { class: "field" }, H.el("span", { text: "Tasks", "aria-hidden": "true" }), input));
+    const said = H.el("span", { class: "wrong", id: "tasks-wrong", role: "alert" });
+    const judge = () => { said.textContent = H.taskProblem(input.value); input.setAttribute("aria-invalid", String(said.textContent !== "")); return said.textContent === ""; };
+    const input = H.el("input", { type: "text", id: "tasks", placeholder: "all", "aria-label": "Tasks that are averaged, such as 1-5", "aria-describedby": "tasks-wrong", onchange: () => { if (judge()) H.update({ tasks: input.value.trim() }); } });
+    input.value = H.wrongTasks || H.state.tasks;
+    judge();
+    parts.push(H.el("span", { class: "field" }, H.el("span", { text: "Tasks", "aria-hidden": "true" }), input, said));
   }
-  const theme = H.el("button", { type: "button", id: "theme", onclick: () => {
-    const next = { auto: H.isDark() ? "light" : "dark", light: "dark", dark: "light" }[H.state.theme] || "dark";
-    try { localStorage.setItem("hatrack-theme", next); } catch { /* a page from a file may have no storage */ }
-    H.update({ theme: next });
-  } });
-  H.nameTheme = () => { theme.textContent = H.isDark() ? "☀ Light" : "☾ Dark"; theme.setAttribute("aria-label", `Change to the ${H.isDark() ? "light" : "dark"} theme`); };
-  H.nameTheme();
-  const reset = H.el("button", { type: "button", text: "Reset", onclick: () => { const theme = H.state.theme; H.update({ ...H.defaults(), theme }); H.buildBar(); } });
+  const theme = H.el("button", { type: "button", id: "theme", onclick: () => H.update({ theme: H.nextTheme() }) });
+  const reset = H.el("button", { type: "button", text: "Reset", onclick: () => { const theme = H.state.theme; H.wrongTasks = ""; H.update({ ...H.defaults(), theme }); H.buildBar(); } });
   const wide = !matchMedia("(max-width: 640px)").matches;
   const inner = H.el("div", { class: "bar-inner" }, ...parts, H.el("span", { class: "fill" }), reset, theme);
   bar.replaceChildren(H.el("details", { class: "filters", open: wide }, H.el("summary", { text: "Filters and theme" }), inner));
+  H.nameTheme();
 };
 document.addEventListener("click", (event) => { for (const pop of document.querySelectorAll(".pop[open]")) if (!pop.contains(event.target)) pop.open = false; });
 document.addEventListener("keydown", (event) => {

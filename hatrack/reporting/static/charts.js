@@ -59,9 +59,13 @@ H.choice = (box, name, entries, value, change) => {
   select.value = value;
   box.append(select);
 };
-// Draw what is near the screen; the rest is drawn when it comes near, or before printing.
+// Draw what is near the screen; the rest is drawn when nothing else is to be done, and again when it comes near.
 H.near = new IntersectionObserver((entries) => { for (const entry of entries) if (entry.isIntersecting) H.drawOne(entry.target.job); }, { rootMargin: "400px" });
 H.drawOne = (job) => { if (job && job.stale) { job.stale = false; job.draw(); } };
+H.drawRest = () => (window.requestIdleCallback || setTimeout)(() => {
+  const job = H.draws.find((one) => one.stale && one.el.offsetParent);
+  if (job) { H.drawOne(job); H.drawRest(); }
+});
 H.addJob = (el, draw) => { const job = { el, draw, stale: true }; el.job = job; H.draws.push(job); };
 H.watchAll = () => { for (const job of H.draws) { job.el.job = job; job.stale ??= true; H.near.observe(job.el); } };
 H.redraw = () => { for (const job of H.draws) { job.stale = true; H.near.unobserve(job.el); H.near.observe(job.el); } };

@@ -14,7 +14,7 @@ H.apply = () => {
   }
   for (const section of document.querySelectorAll("section.setting:not([hidden])")) H.applyBoard(section);
   for (const cell of document.querySelectorAll(".reuse td[data-share]")) H.colourCell(cell, H.scaleColour(Number(cell.dataset.share) / 100));
-  H.nameTheme?.();
+  H.nameTheme();
 };
 H.start = () => {
   H.draws = [];
@@ -25,6 +25,7 @@ H.start = () => {
   H.setUpCharts(document);
   H.apply();
   H.watchAll();
+  H.drawRest();
   H.drawRunning(H.data.running);
 };
 H.onChange(() => { H.apply(); H.redraw(); });
@@ -34,8 +35,6 @@ document.addEventListener("click", (event) => {
   const link = event.target.closest('a[href^="#"]'), target = link && document.getElementById(link.getAttribute("href").slice(1));
   if (target) { event.preventDefault(); target.closest("details")?.setAttribute("open", ""); target.scrollIntoView(); target.tabIndex = -1; target.focus({ preventScroll: true }); } // the address keeps the choice
 });
-addEventListener("beforeprint", () => { for (const shut of document.querySelectorAll("details:not([open])")) { shut.open = true; shut.dataset.printed = ""; } });
-addEventListener("afterprint", () => { for (const shut of document.querySelectorAll("details[data-printed]")) { shut.open = false; delete shut.dataset.printed; } });
 H.start();
 document.documentElement.dataset.ready = String(Math.round(performance.now()));
 if (window.HATRACK_LIVE) H.poll();

@@ -9,18 +9,16 @@ H.panels.scatter = (figure, plot) => {
     const shown = setting.methods.filter((m) => H.isShown(m) && m.method !== "random" && H.seedPlaces(m).length);
     const rows = shown.map((m) => ({ method: m, ...H.measures(m, setting) })).filter((row) => row.accuracy !== null && row.forgetting !== null);
     const chart = H.figure({ height: 355, tools: false, x: H.percentAxis(setting, "forgetting").replace("%", "points"), y: H.percentAxis(setting, `average ${setting.score}`) });
-    const most = Math.max(1, ...rows.map((row) => row.method.point.parameters[0] || 0)), marks = [];
+    const most = Math.max(1, ...rows.map((row) => row.method.point.parameters[0] || 0)), marks = [], many = 14;
     for (const row of rows) {
-      const { method } = row, size = 9 + 17 * Math.sqrt((method.point.parameters[0] || 0) / most), colour = H.lookColour(method.look);
+      const { method } = row, size = (rows.length > many ? 0.6 : 1) * (9 + 17 * Math.sqrt((method.point.parameters[0] || 0) / most)), colour = H.lookColour(method.look);
       marks.push(chart.scatter({ field: "x" }, { field: "y" }, { source: H.source({ x: [factor * row.forgetting], y: [factor * row.accuracy], name: [method.label], parameters: [method.point.parameters[0]], seeds: [row.seeds] }),
         size, marker: method.look.marker || "circle", fill_color: colour, fill_alpha: method.look.marker ? 0.75 : 0, line_color: colour, line_width: method.look.marker ? 1 : 2 }));
     }
-    if (rows.length <= 14) {
-      const near = H.labelPlaces(rows.map((r) => [r.forgetting, r.accuracy]));
-      const labels = chart.text({ field: "x" }, { field: "y" }, { field: "t" }, { source: H.source({ x: rows.map((r) => factor * r.forgetting), y: rows.map((r) => factor * r.accuracy), t: rows.map((r) => (r.method.name.length > 24 ? `${r.method.name.slice(0, 23)}…` : r.method.name)), down: near }),
-        x_offset: 15, y_offset: { field: "down" }, text_baseline: "middle", text_font_size: "12px", text_color: H.colours().muted, text_font: getComputedStyle(document.body).fontFamily });
-      labels.name = "labels";
-    }
+    const down = H.labelPlaces(rows.map((r) => [r.forgetting, r.accuracy])), named = rows.filter((_, k) => rows.length <= many || Math.abs(down[k]) < 22); // far from its mark a name says nothing
+    const labels = chart.text({ field: "x" }, { field: "y" }, { field: "t" }, { source: H.source({ x: named.map((r) => factor * r.forgetting), y: named.map((r) => factor * r.accuracy), t: named.map((r) => (r.method.name.length > 24 ? `${r.method.name.slice(0, 23)}…` : r.method.name)), down: named.map((r) => down[rows.indexOf(r)]) }),
+      x_offset: 15, y_offset: { field: "down" }, text_baseline: "middle", text_font_size: "12px", text_color: H.colours().muted, text_font: getComputedStyle(document.body).fontFamily });
+    labels.name = "labels";
     H.pad(chart, rows.map((r) => factor * r.forgetting), rows.map((r) => factor * r.accuracy));
     H.hover(chart, marks, [["method", "@name"], [setting.score, setting.percent ? "@y{0.0}" : "@y{0.000}"], ["forgetting", setting.percent ? "@x{0.0}" : "@x{0.000}"], ["parameters", "@parameters{0,0}"], ["seeds", "@seeds"]]);
     return H.put(plot, chart);

@@ -16,6 +16,15 @@ H.defaults = () => ({
   settings: H.data.settings.map((_, k) => k).filter((k) => H.data.settings.length <= H.few || k === 0),
   hide: [], option: "", seeds: null, tasks: "", sort: "", columns: [], theme: H.stored() || "auto",
 });
+H.readTasks = (text) => { const found = /^\s*(\d+)\s*(?:[-–]\s*(\d+))?\s*$/.exec(text); return found && [Number(found[1]), Number(found[2] || found[1])]; };
+// What is wrong with a choice of tasks; nothing is wrong with an empty one.
+H.taskProblem = (text) => {
+  const most = Math.max(1, ...H.data.settings.map((setting) => setting.tasks.length)), found = H.readTasks(text);
+  if (!text.trim()) return "";
+  if (!found) return `“${text.trim().slice(0, 20)}” is no choice of tasks: write 3, or 1-${most}`;
+  if (found[0] < 1 || Math.max(...found) > most) return `there are tasks 1 to ${most}`;
+  return found[0] > found[1] ? `the first comes first: ${found[1]}-${found[0]}` : "";
+};
 H.readState = () => {
   const state = H.defaults(), found = H.params();
   const numbers = (name) => found.getAll(name).flatMap((text) => text.split(",")).filter(Boolean).map(Number).filter(Number.isInteger);
@@ -24,6 +33,8 @@ H.readState = () => {
   state.hide = found.getAll("hide");
   state.columns = found.getAll("columns");
   for (const name of ["option", "tasks", "sort", "theme"]) if (found.has(name)) state[name] = found.get(name);
+  H.wrongTasks = H.taskProblem(state.tasks) ? state.tasks : "";
+  if (H.wrongTasks) state.tasks = "";
   return state;
 };
 H.state = H.readState();
@@ -46,10 +57,8 @@ H.onChange = (listener) => H.listeners.push(listener);
 
 // The tasks that are averaged, from and to, counted from 0.
 H.taskRange = (count) => {
-  const found = /^\s*(\d+)\s*(?:-\s*(\d+))?\s*$/.exec(H.state.tasks);
-  if (!found) return [0, count - 1];
-  const from = Math.min(Math.max(1, Number(found[1])), count), to = Math.min(Math.max(from, Number(found[2] || found[1])), count);
-  return [from - 1, to - 1];
+  const [from, to] = H.readTasks(H.state.tasks) || [1, count];
+  return [Math.min(from, count) - 1, Math.min(to, count) - 1];
 };
 H.isShown = (method) => {
   if (H.state.hide.includes(method.label)) return false;
