@@ -14,7 +14,7 @@ from hatrack.reporting.capacity import capacities
 from hatrack.reporting.differences import cautions
 from hatrack.reporting.measures import format_number, measure_of
 from hatrack.reporting.tables import Setting, accuracies, option_text
-from hatrack.reporting.words import RUN_OPTIONS, count_text, defaults_of, join_names, network_function, with_unit
+from hatrack.reporting.words import RUN_OPTIONS, all_others, count_text, defaults_of, join_names, network_function, with_unit
 from hatrack.text import printable
 
 GUARANTEED = ("hat", "pmask", "packnet", "pathnet", "pnn", "lora", "independent", "frozen")  # unless options loosen them
@@ -58,13 +58,14 @@ def _listed(lines: list[str]) -> list[str]:
 def _best(setting: Setting) -> dict[str, Any]:
     values = accuracies(setting)
     means = {row.label: value.mean for row in setting.rows if not row.reference and (value := row.measures["accuracy"])}
-    best = leaders(values) if len(values) > 1 else []
+    best = leaders(values)
     if not means:
         return {"title": "Best", "large": "no method", "lines": ["There are only references."]}
     if len(best) == 1:
-        large, how = best[0], "Ahead of all others: paired t-tests over seeds, corrected after Holm, p < 0.05."
+        large, how = best[0], f"Ahead of {all_others(values)}: paired t-tests over seeds, corrected after Holm, p < 0.05."
     elif best:
         large, how = f"{len(best)} tied", "No difference is shown between them: paired t-tests over seeds, after Holm."
+        how += _not_compared(values)
     else:
         large = max(means, key=lambda name: means[name])
         few = f"Too few seeds to name a winner: {FEWEST} or more are needed."
@@ -76,6 +77,12 @@ def _best(setting: Setting) -> dict[str, Any]:
         lines = [with_unit(setting.score, means[large])]
         large = names[large]
     return {"title": f"Best average {setting.score}", "large": large, "lines": [*_listed(lines), how]}
+
+
+def _not_compared(values: Mapping[str, Mapping[int, float]]) -> str:
+    """Return a sentence if some methods are in no comparison."""
+    few = any(len(found) < FEWEST for found in values.values())
+    return f" Methods with fewer than {count_text(FEWEST, 'seed')} are not compared." if few else ""
 
 
 def _forgets(setting: Setting) -> dict[str, Any]:
@@ -137,15 +144,16 @@ def headline(setting: Setting) -> str:
     if not means:
         return f"References on {setting.title}"
     after = f"after {count_text(len(setting.tasks), 'task')}" if len(setting.tasks) > 1 else "on one task"
-    best = leaders(values) if len(values) > 1 else []
+    best = leaders(values)
     first = best[0] if best else max(means, key=lambda name: means[name])
     score = f"{with_unit(setting.score, means[first])} average {setting.score} {after}".replace(" %", "\u00a0%")
     names = short_names(setting)
     first, best = names[first], [names[name] for name in best]
     if len(best) == 1:
-        return f"{first} is ahead of all other methods: {score}"
+        return f"{first} is ahead of {all_others(values)}: {score}"
     if best:
-        return f"{join_names(_listed(best))} are tied for the best average {setting.score} {after}"
+        tied = f"{join_names(_listed(best))} are tied for the best average {setting.score} {after}"
+        return tied + _not_compared(values).rstrip(".").replace(" Methods", "; methods")
     return f"{first}: {score}" + ("; too few seeds to name a winner" if len(values) > 1 else "")
 
 

@@ -93,12 +93,12 @@ def _accuracy(setting: Setting, rows: list[Row], measure: str) -> str:
     if not ranked:
         return ""
     values = accuracies(setting)
-    best = leaders(values) if len(ranked) > 1 else []
+    best = leaders(values)
     few = [name for name in ranked if len(values[name]) < FEWEST]
     shown = {name: with_unit(setting.score, mean) for name, mean in means.items()}
     article = "an" if measure[0] in "aR" else "a"
-    if len(best) == 1 and len(ranked) - len(few) > 1:
-        first = f"{best[0]} is ahead of all other methods, with {article} {measure} of {shown[best[0]]}"
+    if len(best) == 1:
+        first = f"{best[0]} is ahead of {all_others(values)}, with {article} {measure} of {shown[best[0]]}"
         first += "" if best[0] == ranked[0] else " (methods are compared at the seeds that they share)"
     elif len(best) > 1:
         more = f" and {count_text(len(best) - 4, 'other')}" if len(best) > 4 else ""
@@ -111,6 +111,12 @@ def _accuracy(setting: Setting, rows: list[Row], measure: str) -> str:
     references = [REFERENCE_NAMES.get(row.label, row.label) + f" had {shown[row.label]}"
                   for row in rows if row.reference and row.label in means]  # fmt: skip
     return f"At the end, {'; '.join([first, *references])}."
+
+
+def all_others(values: Mapping[str, Mapping[int, float]]) -> str:
+    """Return whom a method that is ahead is ahead of: methods with too few seeds are compared with nobody."""
+    few = any(len(found) < FEWEST for found in values.values())
+    return "all other methods" + (f" with {NUMBERS[FEWEST]} seeds or more" if few else "")
 
 
 def with_unit(score: str, value: float) -> str:

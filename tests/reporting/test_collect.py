@@ -36,6 +36,20 @@ def test_the_headline_follows_from_the_tests() -> None:
     assert "too few" not in headline(setting(hat=(0.8,)))
 
 
+def test_nobody_is_ahead_of_a_method_that_was_not_compared() -> None:
+    """A single run may have the highest mean: it is in no test, so that no sentence may say it is behind."""
+    alone = setting(hat=(0.8, 0.81, 0.82), ewc=(0.99,))
+    assert headline(alone).endswith("too few seeds to name a winner")
+    assert "Too few seeds" in cards(alone)[0]["lines"][-1]
+    assert not any(row["place"] for row in collect(alone.records)["sections"][0]["board"]["rows"])
+    three = setting(hat=(0.8, 0.81, 0.82), sgd=(0.5, 0.51, 0.53), ewc=(0.99,))
+    assert headline(three).startswith("hat is ahead of all other methods with three seeds or more: 81.0")
+    assert cards(three)[0]["lines"][-1].startswith("Ahead of all other methods with three seeds or more")
+    tied = setting(hat=(0.8, 0.6, 0.7), sgd=(0.7, 0.8, 0.6), ewc=(0.99,))
+    assert headline(tied).endswith("; methods with fewer than three seeds are not compared")
+    assert cards(tied)[0]["lines"][-1].endswith("Methods with fewer than three seeds are not compared.")
+
+
 def test_a_zero_is_checked_only_if_the_method_guarantees_it() -> None:
     found = setting(hat=(0.8, 0.9, 0.7), sgd=(0.5, 0.6, 0.7))
     assert forgets_nothing(found.methods["hat"])
