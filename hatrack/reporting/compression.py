@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -67,6 +68,12 @@ def size(record: Record) -> float:
 def valid_accuracy(record: Record) -> float:
     """Return the accuracy on validation data of the weights that were kept; NaN without such data."""
     return record.valid_average
+
+
+def data_shown(records: Sequence[Record]) -> str:
+    """Return on which data the scores of epochs are: validation, or test where there is none; both if records differ."""
+    without = {math.isnan(valid_accuracy(record)) for record in records}
+    return " or ".join("test" if none else "validation" for none in sorted(without)) or "validation"
 
 
 def points(record: Record) -> list[Point]:
@@ -154,7 +161,8 @@ def draw_sizes(tasks: Mapping[str, tuple[Sequence[Record], Sequence[Record]]], s
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("weights in use, % (a dot per epoch; triangle: plain SGD)")
-    axes.set_ylabel(f"{score} on validation data" + (", %" if is_percent(score) else ""))
+    shown = data_shown([record for gated, _ in tasks.values() for record in gated])
+    axes.set_ylabel(f"{score} on {shown} data" + (", %" if is_percent(score) else ""))
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
 
@@ -177,6 +185,13 @@ def escaped(text: object) -> str:
     return escape(printable(text))
 
 
+def _kept(found: Compression) -> str:
+    """Return which epoch was kept."""
+    if data_shown(found.gated) == "test":
+        return "there are no validation data, so that the last epoch is kept, and the figure shows scores on test data"
+    return "the epoch that is kept is the best on validation data"
+
+
 def compression_page(found: Compression, drawing: Drawing) -> str:
     """Return a page with the table and the figure that loads no other file and runs no script."""
     heads = [f'<th scope="col">{escaped(name)}</th>' for name in _columns(found.score)]
@@ -191,8 +206,7 @@ def compression_page(found: Compression, drawing: Drawing) -> str:
         f"<title>hatrack compress: {escaped(found.title)}</title>",
         f"<style>\n{PAGE_STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>",
         f"<header><p>hatrack compress</p><h1>{escaped(found.title)}</h1></header>\n<main>",
-        "<p>Mean ± standard deviation over seeds. The weights are those of the trunk; the epoch that is kept is the best on "
-        "validation data.</p>",
+        f"<p>Mean ± standard deviation over seeds. The weights are those of the trunk; {_kept(found)}.</p>",
         f'<div class="scroll"><table class="ranking">\n<thead><tr>{"".join(heads)}</tr></thead>\n<tbody>',
         *body,
         "</tbody>\n</table></div>",

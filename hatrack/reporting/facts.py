@@ -14,7 +14,18 @@ from hatrack.reporting.capacity import capacities
 from hatrack.reporting.differences import cautions
 from hatrack.reporting.measures import format_number, measure_of
 from hatrack.reporting.tables import Setting, accuracies, option_text
-from hatrack.reporting.words import RUN_OPTIONS, all_others, count_text, defaults_of, join_names, network_function, with_unit
+from hatrack.reporting.words import (
+    HAT_EPOCHS,
+    RUN_OPTIONS,
+    all_others,
+    allowed_epochs,
+    count_text,
+    defaults_of,
+    join_names,
+    length_text,
+    network_function,
+    with_unit,
+)
 from hatrack.text import printable
 
 GUARANTEED = ("hat", "pmask", "packnet", "pathnet", "pnn", "lora", "independent", "frozen")  # unless options loosen them
@@ -131,10 +142,10 @@ def _trust(setting: Setting) -> dict[str, Any]:
 
 def _regime_line(setting: Setting) -> str:
     """Return how the training compares with the HAT paper's: at most 200 epochs, until the validation loss stops falling."""
-    schedule, epochs = setting.spec.regime.get("schedule"), setting.spec.regime.get("epochs", 200)
-    if schedule != "plateau":
-        return f"✓ a regime of its own: {count_text(epochs, 'epoch')} per task"
-    return "✓ trained as long as the HAT paper allows" if epochs >= 200 else "! shorter training than the HAT paper's"
+    if setting.spec.regime.get("schedule") != "plateau":
+        return f"✓ a regime of its own: {length_text(setting)} per task"
+    whole = allowed_epochs(setting) >= HAT_EPOCHS
+    return "✓ trained as long as the HAT paper allows" if whole else "! shorter training than the HAT paper's"
 
 
 def headline(setting: Setting) -> str:

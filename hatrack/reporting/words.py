@@ -1,5 +1,6 @@
 """Sentences for the page, computed from the records of a setting."""
 
+import math
 import shlex
 from collections.abc import Callable, Mapping
 from itertools import groupby
@@ -36,6 +37,7 @@ RUN_OPTIONS = (  # beside those of regime, benchmark and network
     "adapters",
     "adapter_layers",
 )
+HAT_EPOCHS = 200  # of a task at most, in the HAT paper
 REFERENCE_NAMES = {"joint": "joint training, which keeps the data of all tasks,", "random": "guessing"}
 
 
@@ -130,13 +132,28 @@ def join_names(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+def allowed_epochs(setting: Setting) -> float:
+    """Return how many epochs a task may be trained at most; if the regime counts steps, those of the largest task."""
+    regime = setting.spec.regime
+    if not regime.get("steps"):
+        return float(regime.get("epochs", HAT_EPOCHS))
+    largest = max((task.train or 0 for record in setting.records for task in record.tasks), default=0)
+    return float(regime["steps"]) / max(1, math.ceil(largest / regime.get("batch", 64)))
+
+
+def length_text(setting: Setting) -> str:
+    """Return how long a task may be trained at most, in the words of its regime: 20 epochs, or 500 steps."""
+    unit = "step" if setting.spec.regime.get("steps") else "epoch"
+    return count_text(setting.spec.regime.get(f"{unit}s", HAT_EPOCHS), unit)
+
+
 def caution(setting: Setting) -> str:
     """Return why these numbers cannot be compared with the HAT paper's; empty if nothing prevents it."""
     regime, data = setting.spec.regime, setting.spec.benchmark_options.get("data")
     reasons = []
-    if regime.get("schedule") == "plateau" and regime.get("epochs", 200) < 200:
-        epochs = count_text(regime["epochs"], "epoch")
-        reasons.append(f"every task was trained for at most {epochs}, while the HAT paper allows 200")
+    if regime.get("schedule") == "plateau" and allowed_epochs(setting) < HAT_EPOCHS:
+        of_hat = f"{HAT_EPOCHS}{' epochs' if regime.get('steps') else ''}"
+        reasons.append(f"every task was trained for at most {length_text(setting)}, while the HAT paper allows {of_hat}")
     if data == "sample":
         reasons.append("only a small sample of the data was used")
     what = "Short training" if len(reasons) == 1 and data != "sample" else "A small experiment"

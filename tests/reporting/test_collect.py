@@ -13,6 +13,7 @@ from hatrack.reporting.page import collect, island, page_json, render_page
 from hatrack.reporting.report import report, unfinished
 from hatrack.reporting.sweeps import responses, sweep_data
 from hatrack.reporting.tables import Setting, settings
+from hatrack.reporting.words import caution
 from tests.helpers.many_records import many
 from tests.helpers.records import Reader, make, save
 
@@ -62,6 +63,17 @@ def test_a_zero_is_checked_only_if_the_method_guarantees_it() -> None:
     assert forgetting["large"] == "1 of 2 forget nothing"
     assert "hat: exactly zero, checked bit for bit" in forgetting["lines"]
     assert trust["lines"][0] == "✓ three seeds per method"
+
+
+def test_a_regime_that_counts_steps_is_not_taken_for_200_epochs() -> None:
+    (few,) = settings([make(regime=Regime(steps=100))])
+    assert cards(few)[2]["lines"][1] == "! shorter training than the HAT paper's"
+    assert "at most 100 steps, while the HAT paper allows 200 epochs" in caution(few)
+    (own,) = settings([make(regime=Regime(steps=100, schedule="constant"))])
+    assert cards(own)[2]["lines"][1] == "✓ a regime of its own: 100 steps per task"
+    (many_steps,) = settings([make(regime=Regime(steps=10**6))])
+    assert cards(many_steps)[2]["lines"][1] == "✓ trained as long as the HAT paper allows"
+    assert not caution(many_steps)
 
 
 def test_what_was_run_names_differences_from_the_defaults_first() -> None:
