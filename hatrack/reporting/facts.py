@@ -111,7 +111,7 @@ def _forgets(setting: Setting) -> dict[str, Any]:
     large = (
         f"{len(none)} of {len(found)} forget nothing"
         if none
-        else f"{found[rest[0]] * 100:z.1f}{unit} at best"
+        else f"{format_number(measure, found[rest[0]])}{unit} at best"
         if rest
         else "—"
     )

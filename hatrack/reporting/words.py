@@ -79,8 +79,10 @@ def _forgetting(setting: Setting, ranked: list[Row]) -> str:
     if not found:
         return ""
     first, *others = found
-    listed = [first, *(others if len(others) < 4 else others[-1:])]  # of many methods, the two extremes
     measure = measure_of(setting.score, "accuracy")
+    lowest = format_number(measure, found[-1][1])
+    extremes = [pair for pair in others if format_number(measure, pair[1]) == lowest]  # also those with the same number
+    listed = [first, *(others if len(others) < 4 else extremes)]  # of many methods, the two extremes
     same = groupby(listed, key=lambda pair: format_number(measure, pair[1]))
     values = [(value, join_names([name for name, _ in group])) for value, group in same]
     unit = " percentage points" if measure.unit == "%" else ""

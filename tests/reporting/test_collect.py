@@ -65,6 +65,13 @@ def test_a_zero_is_checked_only_if_the_method_guarantees_it() -> None:
     assert trust["lines"][0] == "✓ three seeds per method"
 
 
+def test_forgetting_of_a_score_without_percent_is_not_times_100() -> None:
+    found = make("sgd", 0, [[0.9, 0.1], [0.65, 0.9]])
+    (of_r2,) = settings([replace(found, tasks=[replace(task, score="R²") for task in found.tasks])])
+    assert cards(of_r2)[1]["large"] == "0.250 at best"
+    assert cards(settings([found])[0])[1]["large"] == "25.0 points at best"
+
+
 def test_a_regime_that_counts_steps_is_not_taken_for_200_epochs() -> None:
     (few,) = settings([make(regime=Regime(steps=100))])
     assert cards(few)[2]["lines"][1] == "! shorter training than the HAT paper's"
