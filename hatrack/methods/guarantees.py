@@ -1,9 +1,10 @@
 """Verify the guarantees for finished tasks: everything that they use keeps its bits, and their logits stay the same.
 
-`Method.used_by` returns what a task uses: weights, gates, norms, head. Digests of these tensors are taken before a new task is
-learned and compared afterwards; those of a saved method also before saving and after loading. But a trunk may use tensors that
-a method does not know. So the logits of finished tasks on some images, the probes, are also compared before and after a new task is learned: on the
-network's example, on images of the new task, and on stored images of the finished task itself, if the method keeps any.
+`Method.used_by` returns what a task uses: weights, gates, norms, head. Digests of these tensors are taken before a new task
+is learned and compared afterwards; those of a saved method also before saving and after loading. But a trunk may use
+tensors that a method does not know. So the logits of finished tasks on some images, the probes, are also compared before
+and after a new task is learned: on the network's example, on images of the new task, and on stored images of the finished
+task itself, if the method keeps any.
 """
 
 from collections.abc import Iterator, Mapping

@@ -36,7 +36,8 @@ MOST = 4  # names in a card
 def checked(record: Record) -> bool:
     """Return whether the run of a record verified, bit for bit, that no finished task changed.
 
-    Methods with a guarantee are checked after every task (`hatrack.methods.guarantees`), and a run that fails has no record.
+    The bits that finished tasks use are compared after every task (`hatrack.methods.guarantees`), and a run that fails has
+    no record.
     """
     options = record.spec.method_options
     return record.spec.method in GUARANTEED and not any(options.get(name) == value for name, value in LOOSE.items())

@@ -140,7 +140,8 @@ def allowed_epochs(setting: Setting) -> float:
     if not regime.get("steps"):
         return float(regime.get("epochs", HAT_EPOCHS))
     largest = max((task.train or 0 for record in setting.records for task in record.tasks), default=0)
-    return float(regime["steps"]) / max(1, math.ceil(largest / regime.get("batch", 64)))
+    batches: int = max(1, math.ceil(largest / regime.get("batch", 64)))
+    return float(regime["steps"]) / batches
 
 
 def length_text(setting: Setting) -> str:

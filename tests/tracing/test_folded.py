@@ -119,8 +119,17 @@ class Odd(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
-        self.twice, self.same, self.rows, self.kept = nn.BatchNorm2d(8), nn.BatchNorm2d(8), nn.LayerNorm(8), nn.GroupNorm(2, 8)
+        self.first, self.second, self.third = (
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.Conv2d(8, 8, 1),
+        )
+        self.twice, self.same, self.rows, self.kept = (
+            nn.BatchNorm2d(8),
+            nn.BatchNorm2d(8),
+            nn.LayerNorm(8),
+            nn.GroupNorm(2, 8),
+        )
         self.same.weight = self.twice.weight
         self.last, self.narrow = nn.Linear(8, 5), nn.LayerNorm(5)
 
