@@ -210,8 +210,8 @@ RECIPE = Recipe(
             "each of the five groups of CIFAR-100 is trained for 25 epochs. `lora` has adapters of rank 8 per task. HAT "
             "gates adapters of rank 40 that the five tasks share, which are as many weights. `frozen` trains heads only. "
             "Parameters per task are all that a method keeps, the trunk included, divided by the number of tasks. Nothing "
-            "was tuned: all rows have plain SGD at 0.05 and use all their epochs. HAT has two rows and LoRA one, and to take "
-            "HAT's better one would be a choice on test data.",
+            "was tuned: all rows have plain SGD at 0.05 and use all their epochs. HAT has two rows and LoRA one, and to "
+            "take HAT's better one would be a choice on test data.",
             (
                 Row("LoRA, rank 8", on_a_trunk("lora", trunk="frozen", method_options={"rank": 8})),
                 Row("HAT on adapters, rank 40", on_a_trunk("hat", adapters=40)),
