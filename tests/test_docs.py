@@ -39,6 +39,24 @@ def test_the_page_of_tuning_is_what_the_records_say():
     assert check.returncode == 0, check.stderr
 
 
+def test_numbers_in_the_text_on_tuning_are_in_its_tables():
+    lines = (ROOT / "docs" / "results" / "tuning.md").read_text().splitlines()
+    tables = "\n".join(line for line in lines if line.startswith("|"))
+    text = "\n".join(line for line in lines if not line.startswith(("|", "hatrack ", "Plain ")))
+    assert [number for number in re.findall(r"\b\d+\.\d{3}\b", text) if number not in tables] == []
+
+
+def test_a_claim_about_all_data_sets_says_which_it_was_judged_on():
+    """A row of the table that the claim leaves out would otherwise contradict it."""
+    page = (ROOT / "docs" / "results" / "hat-2018.md").read_text()
+    sizes = [float(size) for size in re.findall(r"^\| HAT, \S+ \| \d+ \|[^|]*\| ([\d.]+)", page, re.MULTILINE)]
+    (claim,) = re.findall(
+        r"^\| HAT compresses a task to 1 to 21 % of the weights(.*) \| \*\*holds\*\* \|$", page, re.MULTILINE
+    )
+    assert len(sizes) == 8
+    assert max(sizes) < 21.5 or "the six data sets" in claim
+
+
 def test_the_tree_says_something_of_every_file():
     tree = re.search(r"```text\n(.*?)```", (ROOT / "docs" / "layout.md").read_text(), re.DOTALL)[1]
     files = [line.split(maxsplit=1) for line in tree.splitlines()]

@@ -152,11 +152,12 @@ def leaders(values: Mapping[str, Mapping[int, float]]) -> list[str]:
     Returns:
         One method if it is ahead of all others; several if they are tied: those that no other is ahead of, and those that
         these are not ahead of, if only one is left. Of these only the ones whose difference to the largest mean has an
-        interval with 0 in it, and at least the nearest one. None if two of the methods share fewer than three seeds.
+        interval with 0 in it, and at least the nearest one. None if fewer than two methods have three seeds, or if two of
+        these share fewer.
     """
     known = {name: found for name, found in values.items() if len(found) >= FEWEST}
     pairs = compare(known)
-    if any(pair.verdict == "too few seeds" for pair in pairs):
+    if not pairs or any(pair.verdict == "too few seeds" for pair in pairs):
         return []
     ahead = {(pair.better, pair.other) for pair in pairs if pair.verdict == "ahead"}
     best = {name for name in known if not any((other, name) in ahead for other in known)}

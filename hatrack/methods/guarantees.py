@@ -1,12 +1,13 @@
 """Verify the guarantees for finished tasks: everything that they use keeps its bits, and their logits stay the same.
 
-`Method.used_by` returns what a task uses: weights, gates, norms, head. A saved method has digests of these tensors, which
-are compared after every new task, before saving and after loading. But a trunk may use tensors that a method does not know.
-So the logits of finished tasks on some images, the probes, are also compared before and after a new task is learned: on the
-network's example, on images of the new task, and on stored images of the finished task itself, if the method keeps any.
+`Method.used_by` returns what a task uses: weights, gates, norms, head. Digests of these tensors are taken before a new task
+is learned and compared afterwards; those of a saved method also before saving and after loading. But a trunk may use
+tensors that a method does not know. So the logits of finished tasks on some images, the probes, are also compared before
+and after a new task is learned: on the network's example, on images of the new task, and on stored images of the finished
+task itself, if the method keeps any.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,13 +37,13 @@ def transaction(method: "Method", task: Task, fit: CountedFit) -> Iterator[None]
     method, and what the fit carries over from task to task, is rolled back to what it was before the block."""
     before, hidden = {key: value.clone() for key, value in method.state_dict().items()}, HiddenState(method)
     mode, cancel = method.training, fit.begin(method)
-    method.probes = take_probes(method, task)
+    method.probes, bits = take_probes(method, task), take_digests(method, task)
     try:
         try:
             yield
         finally:
             method.end_learning()
-        check_digests(method, but=task.index)
+        check_digests(method, bits)
         method.probes.check(method)
     except BaseException as error:
         roll_back(method, before)
@@ -84,18 +85,25 @@ def digest(method: "Method", task: int) -> str:
     return tensors.digest({**used, **rows}) if used else ""
 
 
-def check_digests(method: "Method", *, but: int | None = None) -> None:
-    """Raise an error that names the task if one has changed by a bit since the method was saved or loaded.
+def take_digests(method: "Method", new: Task) -> dict[int, str]:
+    """Return the digests of the finished tasks that must not change: of now, or of when the method was saved or loaded."""
+    found = {task: method.digests.get(task) or digest(method, task) for task in method.history if task != new.index}
+    return {task: bits for task, bits in found.items() if bits}
+
+
+def check_digests(method: "Method", then: Mapping[int, str] | None = None) -> None:
+    """Raise an error that names the task if one has changed by a bit.
 
     Args:
         method: the method.
-        but: a task that may change, because it is learned again.
+        then: the digests of tasks, as they were; None: those of when the method was saved or loaded.
     """
-    for task, saved in method.digests.items():
-        if task != but and digest(method, task) != saved:
+    for task, bits in (method.digests if then is None else then).items():
+        if digest(method, task) != bits:
+            since = "the method was saved or loaded" if method.digests.get(task) == bits else "this task was begun"
             raise ValueError(
                 f"task {task} ({method.history[task]!r}) is not what it was: weights, gates, norms or a head that it uses "
-                "have changed since the method was saved or loaded"
+                f"have changed since {since}"
             )
 
 

@@ -24,7 +24,7 @@ def board(setting: Setting, looks: dict[str, Look], link: str | None) -> dict[st
     rows = setting.rows
     measures = shown_measures((row.measures for row in rows), setting.score)
     shown = [m for m in measures if m.part == "ranking" or any(row.measures.get(m.key) for row in rows)]
-    best = leaders(accuracies(setting)) if len(accuracies(setting)) > 1 else []
+    best = leaders(accuracies(setting))
     columns = [
         {"key": m.key, "title": m.title, "unit": heading(m).removeprefix(m.title), "kind": _kind(m), "lower": m.key in LOWER}
         for m in shown

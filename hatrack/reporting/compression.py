@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -66,6 +67,12 @@ def size(record: Record) -> float:
 def valid_accuracy(record: Record) -> float:
     """Return the accuracy on validation data of the weights that were kept; NaN without such data."""
     return record.valid_average
+
+
+def data_shown(records: Sequence[Record]) -> str:
+    """Return on which data the scores of epochs are: validation, or test where there is none; both if records differ."""
+    without = {math.isnan(valid_accuracy(record)) for record in records}
+    return " or ".join("test" if none else "validation" for none in sorted(without)) or "validation"
 
 
 def points(record: Record) -> list[Point]:
@@ -157,7 +164,8 @@ def draw_sizes(tasks: Mapping[str, tuple[Sequence[Record], Sequence[Record]]], s
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("weights in use, % (a dot per epoch; triangle: plain SGD)")
-    axes.set_ylabel(f"{score} on validation data" + (", %" if is_percent(score) else ""))
+    shown = data_shown([record for gated, _ in tasks.values() for record in gated])
+    axes.set_ylabel(f"{score} on {shown} data" + (", %" if is_percent(score) else ""))
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
 
@@ -175,9 +183,18 @@ def _quoted(axes: Axes) -> None:
             axes.axvline(100 * share, color=MUTED, linestyle=line, linewidth=1, label=name if number == 0 else None)
 
 
+def _kept(found: Compression) -> str:
+    """Return which epoch was kept."""
+    if data_shown(found.gated) == "test":
+        return "there are no validation data, so that the last epoch is kept, and the figure shows scores on test data"
+    return "the epoch that is kept is the best on validation data"
+
+
 def compression_page(found: Compression, drawing: Drawing) -> str:
     """Return a page with the table and the figure that loads no other file."""
     looks = variants({label(records[0]): records[0].spec.method for records in (found.gated, found.plain)})
     rows = [{"label": printable(name), "look": looks[name], "cells": cells} for name, cells in _rows(found).items()]
     title, heads = printable(found.title), [*map(printable, _columns(found.score))]
-    return plain_page("compress.html", title=title, heads=heads, rows=rows, svg=drawing.svg, quoted=" ".join(QUOTED))
+    return plain_page(
+        "compress.html", title=title, heads=heads, rows=rows, svg=drawing.svg, quoted=" ".join(QUOTED), kept=_kept(found)
+    )

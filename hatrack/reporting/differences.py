@@ -17,7 +17,8 @@ TEXT = (
     "{title} at the end, compared at the seeds that two methods share{unit}. The first interval is "
     "Student's, with 95 %; the second resamples the seeds, which makes it too narrow if there are few. Both are for a pair "
     "by itself. The p-value is of the paired t-test, corrected after Holm for all pairs: under 0.05 the first is ahead, "
-    "otherwise they are tied, which means that no difference is shown."
+    "otherwise they are tied, which means that no difference is shown. As tied for the best count only those whose first "
+    "interval of the difference to the best has 0 in it, and the one next to it."
 )
 TITLES = ("First", "Second", "Difference", "Student", "Resampled", "Ahead in", "p", "Verdict")
 

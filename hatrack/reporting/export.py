@@ -50,8 +50,7 @@ def _cells(setting: Setting) -> tuple[list[str], list[list[str]], set[int]]:
         caution = caution_of(record.tuned, record.spec.seed)
         name = printable(record.spec.method) + (f" ({caution.short})" if caution else "")
         body.append([name, *(changed[row.label].get(o, "") for o in options), str(len(row.seeds)), *texts])
-    several = len(accuracies(setting)) > 1
-    return heads, body, {k for k, row in enumerate(rows) if several and best == [row.label]}
+    return heads, body, {k for k, row in enumerate(rows) if best == [row.label]}
 
 
 def _markdown(setting: Setting) -> str:

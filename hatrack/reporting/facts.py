@@ -14,7 +14,18 @@ from hatrack.reporting.capacity import capacities
 from hatrack.reporting.differences import cautions
 from hatrack.reporting.measures import format_number, measure_of
 from hatrack.reporting.tables import Setting, accuracies, option_text
-from hatrack.reporting.words import RUN_OPTIONS, count_text, defaults_of, join_names, network_function, with_unit
+from hatrack.reporting.words import (
+    HAT_EPOCHS,
+    RUN_OPTIONS,
+    all_others,
+    allowed_epochs,
+    count_text,
+    defaults_of,
+    join_names,
+    length_text,
+    network_function,
+    with_unit,
+)
 from hatrack.text import duration, printable
 
 GUARANTEED = ("hat", "pmask", "packnet", "pathnet", "pnn", "lora", "independent", "frozen")  # unless options loosen them
@@ -25,7 +36,8 @@ MOST = 4  # names in a card
 def checked(record: Record) -> bool:
     """Return whether the run of a record verified, bit for bit, that no finished task changed.
 
-    Methods with a guarantee are checked after every task (`hatrack.methods.guarantees`), and a run that fails has no record.
+    The bits that finished tasks use are compared after every task (`hatrack.methods.guarantees`), and a run that fails has
+    no record.
     """
     options = record.spec.method_options
     return record.spec.method in GUARANTEED and not any(options.get(name) == value for name, value in LOOSE.items())
@@ -58,13 +70,14 @@ def _listed(lines: list[str]) -> list[str]:
 def _best(setting: Setting) -> dict[str, Any]:
     values = accuracies(setting)
     means = {row.label: value.mean for row in setting.rows if not row.reference and (value := row.measures["accuracy"])}
-    best = leaders(values) if len(values) > 1 else []
+    best = leaders(values)
     if not means:
         return {"title": "Best", "large": "no method", "lines": ["There are only references."]}
     if len(best) == 1:
-        large, how = best[0], "Ahead of all others: paired t-tests over seeds, corrected after Holm, p < 0.05."
+        large, how = best[0], f"Ahead of {all_others(values)}: paired t-tests over seeds, corrected after Holm, p < 0.05."
     elif best:
         large, how = f"{len(best)} tied", "No difference is shown between them: paired t-tests over seeds, after Holm."
+        how += _not_compared(values)
     else:
         large = max(means, key=lambda name: means[name])
         few = f"Too few seeds to name a winner: {FEWEST} or more are needed."
@@ -76,6 +89,12 @@ def _best(setting: Setting) -> dict[str, Any]:
         lines = [with_unit(setting.score, means[large])]
         large = names[large]
     return {"title": f"Best average {setting.score}", "large": large, "lines": [*_listed(lines), how]}
+
+
+def _not_compared(values: Mapping[str, Mapping[int, float]]) -> str:
+    """Return a sentence if some methods are in no comparison."""
+    few = any(len(found) < FEWEST for found in values.values())
+    return f" Methods with fewer than {count_text(FEWEST, 'seed')} are not compared." if few else ""
 
 
 def _forgets(setting: Setting) -> dict[str, Any]:
@@ -93,7 +112,7 @@ def _forgets(setting: Setting) -> dict[str, Any]:
     large = (
         f"{len(none)} of {len(found)} forget nothing"
         if none
-        else f"{found[rest[0]] * 100:z.1f}{unit} at best"
+        else f"{format_number(measure, found[rest[0]])}{unit} at best"
         if rest
         else "—"
     )
@@ -124,10 +143,10 @@ def _trust(setting: Setting) -> dict[str, Any]:
 
 def _regime_line(setting: Setting) -> str:
     """Return how the training compares with the HAT paper's: at most 200 epochs, until the validation loss stops falling."""
-    schedule, epochs = setting.spec.regime.get("schedule"), setting.spec.regime.get("epochs", 200)
-    if schedule != "plateau":
-        return f"✓ a regime of its own: {count_text(epochs, 'epoch')} per task"
-    return "✓ trained as long as the HAT paper allows" if epochs >= 200 else "! shorter training than the HAT paper's"
+    if setting.spec.regime.get("schedule") != "plateau":
+        return f"✓ a regime of its own: {length_text(setting)} per task"
+    whole = allowed_epochs(setting) >= HAT_EPOCHS
+    return "✓ trained as long as the HAT paper allows" if whole else "! shorter training than the HAT paper's"
 
 
 def headline(setting: Setting) -> str:
@@ -137,15 +156,16 @@ def headline(setting: Setting) -> str:
     if not means:
         return f"References on {setting.title}"
     after = f"after {count_text(len(setting.tasks), 'task')}" if len(setting.tasks) > 1 else "on one task"
-    best = leaders(values) if len(values) > 1 else []
+    best = leaders(values)
     first = best[0] if best else max(means, key=lambda name: means[name])
     score = f"{with_unit(setting.score, means[first])} average {setting.score} {after}".replace(" %", "\u00a0%")
     names = short_names(setting)
     first, best = names[first], [names[name] for name in best]
     if len(best) == 1:
-        return f"{first} is ahead of all other methods: {score}"
+        return f"{first} is ahead of {all_others(values)}: {score}"
     if best:
-        return f"{join_names(_listed(best))} are tied for the best average {setting.score} {after}"
+        tied = f"{join_names(_listed(best))} are tied for the best average {setting.score} {after}"
+        return tied + _not_compared(values).rstrip(".").replace(" Methods", "; methods")
     return f"{first}: {score}" + ("; too few seeds to name a winner" if len(values) > 1 else "")
 
 

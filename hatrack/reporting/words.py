@@ -1,5 +1,6 @@
 """Sentences for the page, computed from the records of a setting."""
 
+import math
 import shlex
 from collections.abc import Callable, Mapping
 from itertools import groupby
@@ -36,6 +37,7 @@ RUN_OPTIONS = (  # beside those of regime, benchmark and network
     "adapters",
     "adapter_layers",
 )
+HAT_EPOCHS = 200  # of a task at most, in the HAT paper
 REFERENCE_NAMES = {"joint": "joint training, which keeps the data of all tasks,", "random": "guessing"}
 
 
@@ -77,8 +79,10 @@ def _forgetting(setting: Setting, ranked: list[Row]) -> str:
     if not found:
         return ""
     first, *others = found
-    listed = [first, *(others if len(others) < 4 else others[-1:])]  # of many methods, the two extremes
     measure = measure_of(setting.score, "accuracy")
+    lowest = format_number(measure, found[-1][1])
+    extremes = [pair for pair in others if format_number(measure, pair[1]) == lowest]  # also those with the same number
+    listed = [first, *(others if len(others) < 4 else extremes)]  # of many methods, the two extremes
     same = groupby(listed, key=lambda pair: format_number(measure, pair[1]))
     values = [(value, join_names([name for name, _ in group])) for value, group in same]
     unit = " percentage points" if measure.unit == "%" else ""
@@ -93,12 +97,12 @@ def _accuracy(setting: Setting, rows: list[Row], measure: str) -> str:
     if not ranked:
         return ""
     values = accuracies(setting)
-    best = leaders(values) if len(ranked) > 1 else []
+    best = leaders(values)
     few = [name for name in ranked if len(values[name]) < FEWEST]
     shown = {name: with_unit(setting.score, mean) for name, mean in means.items()}
     article = "an" if measure[0] in "aR" else "a"
-    if len(best) == 1 and len(ranked) - len(few) > 1:
-        first = f"{best[0]} is ahead of all other methods, with {article} {measure} of {shown[best[0]]}"
+    if len(best) == 1:
+        first = f"{best[0]} is ahead of {all_others(values)}, with {article} {measure} of {shown[best[0]]}"
         first += "" if best[0] == ranked[0] else " (methods are compared at the seeds that they share)"
     elif len(best) > 1:
         more = f" and {count_text(len(best) - 4, 'other')}" if len(best) > 4 else ""
@@ -113,6 +117,12 @@ def _accuracy(setting: Setting, rows: list[Row], measure: str) -> str:
     return f"At the end, {'; '.join([first, *references])}."
 
 
+def all_others(values: Mapping[str, Mapping[int, float]]) -> str:
+    """Return whom a method that is ahead is ahead of: methods with too few seeds are compared with nobody."""
+    few = any(len(found) < FEWEST for found in values.values())
+    return "all other methods" + (f" with {NUMBERS[FEWEST]} seeds or more" if few else "")
+
+
 def with_unit(score: str, value: float) -> str:
     """Return a value of the accuracy, or of another score: 96.6 %, or 0.913 for R²."""
     measure = measure_of(score, "accuracy")
@@ -124,13 +134,29 @@ def join_names(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+def allowed_epochs(setting: Setting) -> float:
+    """Return how many epochs a task may be trained at most; if the regime counts steps, those of the largest task."""
+    regime = setting.spec.regime
+    if not regime.get("steps"):
+        return float(regime.get("epochs", HAT_EPOCHS))
+    largest = max((task.train or 0 for record in setting.records for task in record.tasks), default=0)
+    batches: int = max(1, math.ceil(largest / regime.get("batch", 64)))
+    return float(regime["steps"]) / batches
+
+
+def length_text(setting: Setting) -> str:
+    """Return how long a task may be trained at most, in the words of its regime: 20 epochs, or 500 steps."""
+    unit = "step" if setting.spec.regime.get("steps") else "epoch"
+    return count_text(setting.spec.regime.get(f"{unit}s", HAT_EPOCHS), unit)
+
+
 def caution(setting: Setting) -> str:
     """Return why these numbers cannot be compared with the HAT paper's; empty if nothing prevents it."""
     regime, data = setting.spec.regime, setting.spec.benchmark_options.get("data")
     reasons = []
-    if regime.get("schedule") == "plateau" and regime.get("epochs", 200) < 200:
-        epochs = count_text(regime["epochs"], "epoch")
-        reasons.append(f"every task was trained for at most {epochs}, while the HAT paper allows 200")
+    if regime.get("schedule") == "plateau" and allowed_epochs(setting) < HAT_EPOCHS:
+        of_hat = f"{HAT_EPOCHS}{' epochs' if regime.get('steps') else ''}"
+        reasons.append(f"every task was trained for at most {length_text(setting)}, while the HAT paper allows {of_hat}")
     if data == "sample":
         reasons.append("only a small sample of the data was used")
     what = "Short training" if len(reasons) == 1 and data != "sample" else "A small experiment"

@@ -33,6 +33,8 @@ class LastPass:
         names: the name of every parameter and buffer of the trunk, by `id`.
         tensors: these tensors. While they are held here, no other one can have the `id` of one of them.
         together: whether norms are folded together. Then also those that a pass leaves out are part of its graph.
+        written: the norms whose scale or shift the trunk itself writes in place, such as to keep it in a range. They are
+            never folded together, which would be with the values at the beginning of a pass.
     """
 
     def __init__(self) -> None:
@@ -41,6 +43,7 @@ class LastPass:
         self.names: dict[int, str] = {}
         self.tensors: list[Tensor] = []
         self.together = True
+        self.written: set[Key] = set()
 
     def look(self, trunk: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         """Find the names anew."""
@@ -107,6 +110,7 @@ class FoldedGates(ApplyGates):
         parts = torch.split(gates, [units.stop - units.start for units in layers])  # once: each slice has a backward pass
         self.parts = {units.start: part for units, part in zip(layers, parts, strict=True)}
         self.called: Norms = {}
+        self.versions = {} if last.norms else {id(t): _version(t) for t in last.tensors}  # before the first step
         expected = last.expected()
         gates_of = {key: gate for key in expected if isinstance(gate := places.gates[key], Gate)}
         folds = [Fold(key, *expected[key], self.values(gate)) for key, gate in gates_of.items()]
@@ -132,12 +136,20 @@ class FoldedGates(ApplyGates):
         weight, bias = given.get("weight"), given.get("bias")
         if weight is None or bias is None or not _scales_channels(func, given, gate):
             return super().call(found, gate, func, args, kwargs)
-        self.called.setdefault(found, (weight, bias))
+        if any(self.versions.get(id(t), _version(t)) != _version(t) for t in (weight, bias)):
+            self.left.written.add(found)
+        if found not in self.left.written:
+            self.called.setdefault(found, (weight, bias))
         fold, scale, shift = self.folded.get(found, (None, None, None))
         if fold is None or fold.weight is not weight or fold.bias is not bias:
             values = self.values(gate).to(weight.dtype)
             scale, shift = weight * values, bias * values
         return func(**given | {"weight": scale, "bias": shift})
+
+
+def _version(tensor: Tensor) -> int:
+    """Return how often a tensor was written in place; a write through its `data` is not counted."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _scales_channels(func: Any, given: dict[str, Any], gate: Gate) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from hatrack import Record, Regime, Run, run
 from hatrack.__main__ import main
 from hatrack.experiments.build import build_tasks
-from hatrack.reporting.compression import points, size
+from hatrack.reporting.compression import draw_sizes, points, size
 from tests.helpers.own_files import regression_file
 from tests.helpers.records import Reader
 
@@ -65,6 +65,8 @@ def test_without_validation_data_the_test_data_are_shown(tmp_path):
     assert compress(tmp_path, "--task", "0", "--valid", "0") == 0
     record = records(tmp_path)["hat", 0]
     assert [point.accuracy for point in points(record)] == [row[0] for row in record.curves[0].watched]
+    assert draw_sizes({"0": ([record], [])}).axes[0].get_ylabel() == "accuracy on test data, %"
+    assert "the last epoch is kept" in (tmp_path / "compress.html").read_text()
 
 
 def test_a_closed_network_is_said_and_models_are_kept(tmp_path, capsys):

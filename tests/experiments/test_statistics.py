@@ -95,7 +95,8 @@ def test_leaders_by_the_seeds_that_methods_share():
     a = {**seeds(0.50, 0.52, 0.51), 3: 0.81, 4: 0.90, 5: 0.84}
     b = {3: 0.79, 4: 0.879, 5: 0.821}
     assert leaders({"b": b, "a": a}) == ["a"]
-    assert leaders({"only": a}) == ["only"]
+    assert leaders({"only": a}) == [], "there is nothing to compare it with"
+    assert leaders({"a": a, "b": {3: 0.99}}) == [], "nor here"
     assert leaders({}) == []
 
 

@@ -13,6 +13,7 @@ from hatrack.reporting.page import collect, island, page_json, render_page
 from hatrack.reporting.report import report, unfinished
 from hatrack.reporting.sweeps import responses, sweep_data
 from hatrack.reporting.tables import Setting, settings
+from hatrack.reporting.words import caution
 from tests.helpers.many_records import many
 from tests.helpers.records import Reader, make, save
 
@@ -36,6 +37,20 @@ def test_the_headline_follows_from_the_tests() -> None:
     assert "too few" not in headline(setting(hat=(0.8,)))
 
 
+def test_nobody_is_ahead_of_a_method_that_was_not_compared() -> None:
+    """A single run may have the highest mean: it is in no test, so that no sentence may say it is behind."""
+    alone = setting(hat=(0.8, 0.81, 0.82), ewc=(0.99,))
+    assert headline(alone).endswith("too few seeds to name a winner")
+    assert "Too few seeds" in cards(alone)[0]["lines"][-1]
+    assert not any(row["place"] for row in collect(alone.records)["sections"][0]["board"]["rows"])
+    three = setting(hat=(0.8, 0.81, 0.82), sgd=(0.5, 0.51, 0.53), ewc=(0.99,))
+    assert headline(three).startswith("hat is ahead of all other methods with three seeds or more: 81.0")
+    assert cards(three)[0]["lines"][-1].startswith("Ahead of all other methods with three seeds or more")
+    tied = setting(hat=(0.8, 0.6, 0.7), sgd=(0.7, 0.8, 0.6), ewc=(0.99,))
+    assert headline(tied).endswith("; methods with fewer than three seeds are not compared")
+    assert cards(tied)[0]["lines"][-1].endswith("Methods with fewer than three seeds are not compared.")
+
+
 def test_a_zero_is_checked_only_if_the_method_guarantees_it() -> None:
     found = setting(hat=(0.8, 0.9, 0.7), sgd=(0.5, 0.6, 0.7))
     assert forgets_nothing(found.methods["hat"])
@@ -48,6 +63,24 @@ def test_a_zero_is_checked_only_if_the_method_guarantees_it() -> None:
     assert forgetting["large"] == "1 of 2 forget nothing"
     assert "hat: exactly zero, checked bit for bit" in forgetting["lines"]
     assert trust["lines"][0] == "✓ three seeds per method"
+
+
+def test_forgetting_of_a_score_without_percent_is_not_times_100() -> None:
+    found = make("sgd", 0, [[0.9, 0.1], [0.65, 0.9]])
+    (of_r2,) = settings([replace(found, tasks=[replace(task, score="R²") for task in found.tasks])])
+    assert cards(of_r2)[1]["large"] == "0.250 at best"
+    assert cards(settings([found])[0])[1]["large"] == "25.0 points at best"
+
+
+def test_a_regime_that_counts_steps_is_not_taken_for_200_epochs() -> None:
+    (few,) = settings([make(regime=Regime(steps=100))])
+    assert cards(few)[2]["lines"][1] == "! shorter training than the HAT paper's"
+    assert "at most 100 steps, while the HAT paper allows 200 epochs" in caution(few)
+    (own,) = settings([make(regime=Regime(steps=100, schedule="constant"))])
+    assert cards(own)[2]["lines"][1] == "✓ a regime of its own: 100 steps per task"
+    (many_steps,) = settings([make(regime=Regime(steps=10**6))])
+    assert cards(many_steps)[2]["lines"][1] == "✓ trained as long as the HAT paper allows"
+    assert not caution(many_steps)
 
 
 def test_what_was_run_names_differences_from_the_defaults_first() -> None:

@@ -113,6 +113,54 @@ def test_other_tensors_in_place_of_those_of_the_last_pass():
     assert torch.allclose(units.run_folded(x, gates, {}, last), units.run(x, gates), rtol=1e-10)
 
 
+class Odd(nn.Module):
+    """A norm that is called twice, one whose result has two readers, one over a dimension as long as its channels are many,
+    scales that two norms share, channels without variance, and a scale that the forward pass itself keeps in a range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.Conv2d(8, 8, 1),
+        )
+        self.twice, self.same, self.rows, self.kept = (
+            nn.BatchNorm2d(8),
+            nn.BatchNorm2d(8),
+            nn.LayerNorm(8),
+            nn.GroupNorm(2, 8),
+        )
+        self.same.weight = self.twice.weight
+        self.last, self.narrow = nn.Linear(8, 5), nn.LayerNorm(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.first.weight[:2] = 0  # these channels have no variance
+            self.kept.weight.clamp_(max=0.9)
+        x = torch.relu(self.twice(self.first(x)))
+        x = x + torch.relu(self.twice(self.second(x)))  # a residual connection
+        x = self.same(self.third(self.rows(x))) + torch.tanh(x)
+        return self.narrow(self.last(torch.relu(self.kept(x)).mean((2, 3))))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_odd_norms_and_closed_gates(training):
+    units, x, gates = setup(Odd())
+    units.trunk.train(training)
+    with torch.no_grad():
+        gates[::3], gates[1::7] = 0, 1
+    last = LastPass()
+    for _ in range(3):
+        with torch.no_grad():
+            units.trunk.kept.weight.fill_(2)  # as a step of an optimizer might leave it
+        expected = gradients(units.run(x, gates), gates, units.trunk)
+        with torch.no_grad():
+            units.trunk.kept.weight.fill_(2)
+        assert alike(gradients(units.run_folded(x, gates, {}, last), gates, units.trunk), expected)
+        last.end_step()
+    assert {name for name, _ in last.norms} >= {"twice.weight", "narrow.weight"}
+
+
 class Counted(TorchDispatchMode):
     """Counts operations, and those whose result is as large as activations."""
 
