@@ -39,8 +39,9 @@ def hardness(batch: Batch, smax: float, anneal: Anneal) -> Tensor:
 def without_denormals(gates: Tensor) -> Tensor:
     """Raise gates under 1e-12 to 1e-12 without changing their gradient.
 
-    No sum in float32 shows the difference, but products of such gates are denormal numbers, with which a CPU is many times
-    slower. They are not set to 0, because a relu has no slope there.
+    No sum with open gates shows the difference in float32, but products of such gates are denormal numbers, with which a
+    CPU is many times slower. They are not set to 0, because a relu has no slope there. In a sum of closed gates alone, as
+    of a residual connection, the larger one no longer decides the sign, and so which of them a relu lets learn.
     """
     return gates + (gates.clamp(min=1e-12) - gates).detach()
 
