@@ -45,6 +45,7 @@ def transaction(method: "Method", task: Task, fit: CountedFit) -> Iterator[None]
             method.end_learning()
         check_digests(method, bits)
         method.probes.check(method)
+        method.bits = Bits(bits, _versions(method))
     except BaseException as error:
         roll_back(method, before)
         hidden.restore()
@@ -85,10 +86,26 @@ def digest(method: "Method", task: int) -> str:
     return tensors.digest({**used, **rows}) if used else ""
 
 
+class Bits(NamedTuple):
+    """Digests of finished tasks at the end of a task, and the versions of all tensors then: as long as these are the same,
+    the digests need not be computed again."""
+
+    digests: Mapping[int, str]
+    versions: Mapping[str, tuple[int, int]]
+
+
 def take_digests(method: "Method", new: Task) -> dict[int, str]:
     """Return the digests of the finished tasks that must not change: of now, or of when the method was saved or loaded."""
-    found = {task: method.digests.get(task) or digest(method, task) for task in method.history if task != new.index}
+    same = method.bits is not None and method.bits.versions == _versions(method)
+    known = {**(method.bits.digests if method.bits and same else {}), **method.digests}
+    found = {task: known.get(task) or digest(method, task) for task in method.history if task != new.index}
     return {task: bits for task, bits in found.items() if bits}
+
+
+def _versions(method: "Method") -> dict[str, tuple[int, int]]:
+    """Return where each tensor lies and how often it was written in place; a write through `data` is not counted."""
+    tensors = method.state_dict(keep_vars=True).items()
+    return {name: (t.data_ptr(), -1 if t.is_inference() else t._version) for name, t in tensors}
 
 
 def check_digests(method: "Method", then: Mapping[int, str] | None = None) -> None:
@@ -100,7 +117,7 @@ def check_digests(method: "Method", then: Mapping[int, str] | None = None) -> No
     """
     for task, bits in (method.digests if then is None else then).items():
         if digest(method, task) != bits:
-            since = "the method was saved or loaded" if method.digests.get(task) == bits else "this task was begun"
+            since = "the method was saved or loaded" if method.digests.get(task) == bits else "they were last compared"
             raise ValueError(
                 f"task {task} ({method.history[task]!r}) is not what it was: weights, gates, norms or a head that it uses "
                 f"have changed since {since}"

@@ -21,7 +21,7 @@ from hatrack.methods.fit import CountedFit, Fit, LearnResult
 from hatrack.methods.growth.generation import Generation
 from hatrack.methods.growth.grow import grow, prepare_trunk, replay
 from hatrack.methods.growth.growth import Growth, remember
-from hatrack.methods.guarantees import Probes, transaction
+from hatrack.methods.guarantees import Bits, Probes, transaction
 from hatrack.methods.hidden_state import HiddenState
 from hatrack.methods.modes import without_autocast_cache
 from hatrack.methods.overrides import check_overrides
@@ -99,6 +99,7 @@ class Method(TrainedMethod):
         self.stored_images: StoredImages | None = None  # a method with the option `probes` makes them: see stored_images.py
         self.probes: Probes | None = None  # while a task is learned: what the finished ones answered before
         self.router = Router(net.example.device)  # finds the task of an image, once it was fitted: see router.py
+        self.bits: Bits | None = None  # digests as they were when the last task was learned: see guarantees.py
         self.digests: dict[int, str] = {}  # of what tasks use, once the method was saved or loaded: see guarantees.py
         self.growth: Growth | None = None  # a method whose trunk can be widened makes one: see `grow`
         claim(net, self)
