@@ -60,9 +60,7 @@ def main() -> None:
     parser.add_argument(
         "--tasks", default="2,100", help="numbers of tasks by commas; the first is what others are compared with"
     )
-    parser.add_argument(
-        "--methods", default=",".join(name for name in METHODS if name not in ("random", "lora")), help="by commas"
-    )
+    parser.add_argument("--methods", default=",".join(name for name in METHODS if name != "random"), help="by commas")
     parser.add_argument("--widths", default="100,100", help="of the layers, by commas; several networks by semicolons")
     parser.add_argument("--rounds", type=int, default=60)
     words = parser.parse_args()

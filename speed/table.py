@@ -48,8 +48,8 @@ a time is the median over the turns, a ratio the median of the ratios of single 
   is trained as the authors of the paper do: every head computed, masks parameter by parameter, the training set evaluated
   each epoch. On the perceptron HAT is compared with plain SGD, which shows what its gates cost.
 - Avalanche runs in its own environment (`make peers`), by whole epochs, from a tensor data set, without metrics or log.
-- Mammoth and the code of van de Ven are not compared: neither is on PyPI (its `mammoth` converts documents, its
-  `continual-learning` is by others), and their repositories can't be reached from where this was measured.
+- Mammoth and the code of van de Ven are not compared: no package of theirs was found on PyPI (`mammoth` there converts
+  documents, `continual-learning` is by others), and their repositories could not be reached from where this was measured.
 - On the perceptron all train on the same floats, and nobody clips gradients. With AlexNet both clip them, and `hatrack`
   keeps the images as bytes, as in use.
 - On a CPU the times are processor time of one thread: what one waits for if the machine has nothing else to do.
