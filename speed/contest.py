@@ -73,6 +73,7 @@ SMALL = [
     Pair(method="ewc", task=5, network_options=WIDTHS, options={"samples": BATCH}, **PERCEPTRON),
     Pair(method="si", task=2, network_options=WIDTHS, **PERCEPTRON),
 ]
+GATED = Pair(method="hat", task=2, network_options=WIDTHS, **PERCEPTRON | {"heads": "multi"})  # against plain SGD
 HAT = Pair(network="alexnet", method="hat", task=2, shape=(3, 32, 32))
 
 

@@ -1,8 +1,8 @@
-"""What a step costs after many tasks, for every method: python -m speed.many_tasks [--tasks 100] [--methods hat,ewc].
+"""What a step costs after many tasks, for every method: python -m speed.many_tasks [--tasks 2,10,100] [--methods hat,ewc].
 
-Two methods of a kind take turns: one that has learned a single task and one that has learned many, each while it learns its
-next task. Random images, a perceptron, eager steps, one thread, processor time. Methods whose network or data grow by design
-(`pnn`, `joint`, `den`) get no verdict: their papers say so.
+Methods of a kind take turns: each has learned all tasks but the last of its number, and learns that one. Random images, a
+perceptron, eager steps, one thread, processor time. `--widths` measures wider perceptrons as well, each by itself. Methods
+whose papers let the work of a step grow with the tasks get no verdict: `GROW` says why.
 """
 
 import argparse
@@ -13,18 +13,21 @@ import torch
 
 from hatrack import METHODS, NETWORKS, Method, Network, Regime, Task, Trainer
 from hatrack.seeds import seeded
-from speed.step import BATCH, in_turns
+from speed.step import BATCH, in_turns, random_task
 
 ASKED = 1.1  # times the step of the second task, at most
-GROW = ("pnn", "joint", "den")  # by design: columns, data or units are added with every task
+GROW = {  # whose step does more with every task, by the method itself
+    "joint": "a batch mixes the data of all tasks so far, and so it needs all their heads",
+    "lwf": "a distillation term for the head of every earlier task (Li and Hoiem 2016, the loss L_old)",
+    "pnn": "a column reads the features of the columns of all earlier tasks (Rusu et al. 2016)",
+    "den": "units are added with every task (Yoon et al. 2018)",
+}
 SHAPE, CLASSES = (1, 8, 8), 5
 
 
 def noise(index: int) -> Task:
     """A task of two batches of random images."""
-    draw = torch.Generator().manual_seed(index)
-    x, y = torch.randint(0, 256, (2 * BATCH, *SHAPE), dtype=torch.uint8, generator=draw), torch.arange(2 * BATCH) % CLASSES
-    return Task.from_arrays(index, f"noise {index}", x, y, x, y, valid=0.0)
+    return random_task(index, SHAPE, 2 * BATCH, CLASSES)
 
 
 def after(name: str, count: int, widths: tuple[int, ...]) -> Method:
@@ -39,26 +42,38 @@ def after(name: str, count: int, widths: tuple[int, ...]) -> Method:
     return method
 
 
+def growth(name: str, counts: list[int], widths: tuple[int, ...], rounds: int) -> tuple[float, list[float]]:
+    """Return the seconds of a step at the first number of tasks, and how many times as long it takes at every other."""
+    methods = [after(name, count - 1, widths) for count in counts]
+    first, *others = in_turns(methods, [noise(count - 1) for count in counts], rounds, time.process_time)
+    ratios = [statistics.median(b / a for a, b in zip(first, times, strict=True)) for times in others]
+    return statistics.median(first), ratios
+
+
+def verdict(name: str, ratio: float) -> str:
+    """What is to be said of the last ratio."""
+    return f"grows: {GROW[name]}" if name in GROW else "reached" if ratio <= ASKED else "MISSED"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument(
-        "--methods", default=",".join(name for name in METHODS if name not in ("random", "lora")), help="by commas"
+        "--tasks", default="2,100", help="numbers of tasks by commas; the first is what others are compared with"
     )
-    parser.add_argument("--widths", default="100,100")
+    parser.add_argument("--methods", default=",".join(name for name in METHODS if name != "random"), help="by commas")
+    parser.add_argument("--widths", default="100,100", help="of the layers, by commas; several networks by semicolons")
     parser.add_argument("--rounds", type=int, default=60)
     words = parser.parse_args()
     torch.set_num_threads(1)
-    widths = tuple(map(int, words.widths.split(",")))
-    print(f"task {words.tasks} against task 2: {words.widths}, batch {BATCH}, medians of {words.rounds} steps in turns")
+    counts = [int(number) for number in words.tasks.split(",")]
+    print(f"a step of task {words.tasks}, batch {BATCH}, medians of {words.rounds} steps in turns\n")
+    print("| method | widths | task " + " | task ".join(map(str, counts)) + " | |")
+    print("|---" * (3 + len(counts)) + "|", flush=True)
     for name in words.methods.split(","):
-        methods = [after(name, count, widths) for count in (1, words.tasks - 1)]
-        tasks = [noise(1), noise(words.tasks - 1)]
-        few, many = in_turns(methods, tasks, words.rounds, time.process_time)
-        ratio = statistics.median(b / a for a, b in zip(few, many, strict=True))
-        verdict = "" if name in GROW else "reached" if ratio <= ASKED else "MISSED"
-        microseconds = "  ".join(f"{1e6 * statistics.median(times):7.0f} us" for times in (few, many))
-        print(f"{name:12s} {microseconds}  {ratio:5.2f}  {verdict}", flush=True)
+        for widths in words.widths.split(";"):
+            first, ratios = growth(name, counts, tuple(map(int, widths.split(","))), words.rounds)
+            cells = [name, widths, f"{1e6 * first:.0f} us", *(f"{ratio:.2f}" for ratio in ratios)]
+            print("| " + " | ".join([*cells, verdict(name, ratios[-1])]) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ class Peer:
     """Avalanche at work on one method, as a process on one thread; `epoch()` is the seconds that its next epoch takes."""
 
     def __init__(self, method: str, *, task: int, steps: int) -> None:
+        if method not in METHODS:
+            raise Missing(f"it has no {method}, or none that is measured here")
         if not PYTHON.exists():
             raise Missing("`make peers` sets up its environment")
         command = [str(PYTHON), "-W", "ignore", "-m", "speed.peers", method, "--task", str(task), "--steps", str(steps)]

@@ -4,22 +4,26 @@ Measured while the second task is learned, when the first one holds its weights.
 """
 
 import argparse
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from hatrack import METHODS, NETWORKS, Method, Network, Regime, Task, Trainer
+from hatrack.methods.fit import FitResult
 from hatrack.seeds import seeded
 
 BATCH = 64
 
 
-def random_task(index: int, shape: tuple[int, ...]) -> Task:
+def random_task(index: int, shape: tuple[int, ...], images: int = 20 * BATCH, classes: int = 10) -> Task:
     draw = torch.Generator().manual_seed(index)
-    x = torch.randint(0, 256, (20 * BATCH, *shape), dtype=torch.uint8, generator=draw)
-    return Task.from_arrays(index, f"noise {index}", x, torch.arange(len(x)) % 10, x, torch.arange(len(x)) % 10, valid=0.0)
+    x, y = torch.randint(0, 256, (images, *shape), dtype=torch.uint8, generator=draw), torch.arange(images) % classes
+    return Task.from_arrays(index, f"noise {index}", x, y, x, y, valid=0.0)
 
 
 def prepare(name: str, network: str, tasks: list[Task]) -> Method:
@@ -39,27 +43,57 @@ def together(
 
 
 def in_turns(
-    methods: list[Method], tasks: list[Task], rounds: int, clock: Callable[[], float] = time.perf_counter
+    methods: list[Method],
+    tasks: list[Task],
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+    batch: int = BATCH,
 ) -> list[list[float]]:
-    """Seconds per step of every method, in turns, each inside its own `learn` of its own task."""
-    steps, seconds = [], [[] for _ in methods]
+    """Seconds per step of every method, in turns, each inside its own `learn` of its own task, in the first fit of it."""
+    turns = Turns(methods, tasks, rounds, clock, batch)
+    with contextlib.suppress(Measured):
+        turns.begin_next()
+    return turns.seconds
 
-    def fit(method: Method, task: Task, **how: object) -> None:
-        steps.append(Trainer(Regime()).start(method, task, **how).step)
+
+class Measured(Exception):  # noqa: N818
+    """The clock has stopped: no task is learned to its end, and every method is rolled back."""
+
+
+class Turns:
+    """A fit that begins the fits of all methods, one within the other, and then lets their steps take turns."""
+
+    def __init__(
+        self, methods: list[Method], tasks: list[Task], rounds: int, clock: Callable[[], float], batch: int
+    ) -> None:
+        self.waiting, self.rounds, self.clock = list(zip(methods, tasks, strict=True)), rounds, clock
+        self.regime = Regime(batch=batch)
+        self.steps: list[Callable[[Tensor, Tensor], object]] = []
+        self.seconds: list[list[float]] = [[] for _ in methods]
+
+    def begin_next(self) -> None:
+        """Let the next method learn its task; after the last one, measure."""
+        if not self.waiting:
+            self._measure()
+            raise Measured
+        method, task = self.waiting.pop(0)
+        method.learn(task, self)
+
+    def __call__(self, method: Method, task: Task, **how: Any) -> FitResult:
+        loop = Trainer(self.regime, engine="eager").start(method, task, **how)
+        self.steps.append(loop.step)
         method.train()
-        if (number := len(steps)) < len(methods):
-            methods[number].learn(tasks[number], fit)
-            return
-        for turn in range(-2, rounds):
-            index, place = torch.arange(BATCH), torch.full((), turn % (len(task.train) // BATCH))
-            for k, step in enumerate(steps):
-                start = clock()
-                step(index, place)
-                if turn >= 0:  # the first two rounds warm up
-                    seconds[k].append(clock() - start)
+        self.begin_next()
+        return loop.result
 
-    methods[0].learn(tasks[0], fit)
-    return seconds
+    def _measure(self) -> None:
+        index = torch.arange(self.regime.batch)
+        for turn in range(-2, self.rounds):
+            for k, step in enumerate(self.steps):
+                start = self.clock()
+                step(index, torch.full((), turn % 2))
+                if turn >= 0:  # the first two rounds warm up
+                    self.seconds[k].append(self.clock() - start)
 
 
 def main() -> None:

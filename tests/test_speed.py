@@ -16,7 +16,7 @@ from hatrack.networks.mlp import mlp
 from speed import contest, peers, table
 from speed.authors import Authors, GatedAlexNet
 from speed.clock import WARM, Contest, Row, in_turns
-from speed.contest import AUTHORS, AVALANCHE, HAT, PLAIN, SMALL, large, small, tensors
+from speed.contest import AUTHORS, AVALANCHE, GATED, HAT, PLAIN, SMALL, large, small, tensors
 from speed.loops import BATCH, CLASSES, LOOPS, LR, noise
 
 CPU = torch.device("cpu")
@@ -210,6 +210,16 @@ def test_contests_on_the_perceptron(pair, monkeypatch):
         assert len(by_name[name].seconds) == 2
         assert min(by_name[name].seconds) > 0
     assert result.usual == ("hatrack, eager", "hatrack, compiled")[: 1 + can_compile(gpu=False)]
+
+
+def test_hat_on_the_perceptron_is_compared_with_plain_sgd():
+    result, _ = small(GATED, ["eager"], steps=2, rounds=2)
+    by_name = {row.name: row for row in result.rows}
+    assert "no hat" in by_name[AVALANCHE].skipped
+    said = table.verdicts([result])
+    assert len(said) == 1
+    assert "hatrack, eager takes" in said[0]
+    assert "at most 1.1 is asked for" in said[0]
 
 
 def test_the_perceptrons_are_the_same():

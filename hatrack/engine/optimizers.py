@@ -21,9 +21,14 @@ def can_fuse(weight: Tensor) -> bool:
     return dense and (weight.is_cuda or weight.dtype in (torch.float32, torch.float64))
 
 
+def with_gradient(weights: list[nn.Parameter]) -> list[nn.Parameter]:
+    """Return the weights that have a gradient. After many tasks most have none: the heads of all other tasks."""
+    return [weight for weight in weights if weight.grad is not None]
+
+
 def clip(weights: list[nn.Parameter], limit: float) -> None:
     """Scale all gradients down so that their norm, taken together, is at most the limit."""
-    grads = [weight.grad for weight in weights if weight.grad is not None]
+    grads = [grad for weight in weights if (grad := weight.grad) is not None]
     if grads:
         torch._foreach_mul_(grads, (limit / (decompositions.norm(grads) + 1e-6)).clamp(max=1))
 
@@ -51,27 +56,30 @@ class Optimizer:
             for weight, state in self.state.items():
                 state["step"] = torch.zeros((), device=weight.device)
 
-    def step(self) -> None:
-        """Update the weights that have a gradient."""
-        weights: list[Tensor] = [weight for weight in self.weights if weight.grad is not None]
-        grads = [weight.grad for weight in self.weights if weight.grad is not None]
-        states = [state for weight, state in self.state.items() if weight.grad is not None]
-        if not weights:
+    def step(self, moved: list[nn.Parameter] | None = None) -> None:
+        """Update the weights that have a gradient.
+
+        Args:
+            moved: these weights, if they have been found already.
+        """
+        moved = with_gradient(self.weights) if moved is None else moved
+        grads = [grad for weight in moved if (grad := weight.grad) is not None]
+        if not moved:
             return
         if self.adam:
-            self._adam(weights, grads, states)
+            self._adam(moved, grads, [self.state[weight] for weight in moved])
             return
-        velocities = [state["momentum_buffer"] for state in states] if self.momentum else []
+        velocities = [self.state[weight]["momentum_buffer"] for weight in moved] if self.momentum else []
         self.sgd(
-            weights, grads, velocities, lr=self.lr, momentum=self.momentum, weight_decay=self.decay,
+            [*moved], grads, velocities, lr=self.lr, momentum=self.momentum, weight_decay=self.decay,
             dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
         )  # fmt: skip
 
-    def _adam(self, weights: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]]) -> None:
+    def _adam(self, weights: list[nn.Parameter], grads: list[Tensor], states: list[dict[str, Tensor]]) -> None:
         means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
         torch._foreach_add_(steps, 1)
         assert self.adam is not None
         self.adam(
-            weights, grads, means, squares, [], steps, lr=self.lr, beta1=BETAS[0], beta2=BETAS[1], eps=EPSILON,
+            [*weights], grads, means, squares, [], steps, lr=self.lr, beta1=BETAS[0], beta2=BETAS[1], eps=EPSILON,
             weight_decay=self.decay, amsgrad=False, maximize=False,
         )  # fmt: skip

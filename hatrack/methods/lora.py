@@ -23,7 +23,6 @@ from hatrack.options import Option, check
 from hatrack.seeds import seeded
 from hatrack.tasks.split import TaskId
 from hatrack.tasks.task import Task
-from hatrack.tracing.exchange import functional_call
 
 
 class LoRA(Method):
@@ -92,7 +91,7 @@ class LoRA(Method):
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         if isinstance(task, Tensor):
             return grouped(self, x, task)
-        return functional_call(self.net, self._adapted(task), (x, task))  # type: ignore[no-any-return]
+        return self.net.run_with(self._adapted(task), x, task)
 
     def _adapted(self, task: int) -> dict[str, Tensor]:
         """Return the weights W + scale B A of a task, by their names in the network."""

@@ -24,7 +24,6 @@ from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
-from hatrack.tracing.exchange import functional_call
 
 
 class PackNet(Method):
@@ -138,8 +137,7 @@ class PackNet(Method):
     def _run(self, x: Tensor, task: int, weights: dict[str, Tensor]) -> Tensor:
         """Return the logits with these weights exchanged, and with the norms and biases of the task."""
         exchanged = weights | self._own_tensors(task)
-        logits: Tensor = functional_call(self.net, exchanged, (x, task)) if exchanged else self.net(x, task)
-        return logits
+        return self.net.run_with(exchanged, x, task) if exchanged else self.net(x, task)
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         if isinstance(task, Tensor):

@@ -40,7 +40,6 @@ from hatrack.regime import Regime
 from hatrack.seeds import generator
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
-from hatrack.tracing.exchange import functional_call
 from hatrack.tracing.folded import LastPass
 from hatrack.tracing.units import Units
 
@@ -203,7 +202,7 @@ class PMASK(Method):
 
     def _run(self, x: Tensor, task: int, weights: list[Tensor]) -> Tensor:
         """Return the logits with these weights and the task's own norms."""
-        return functional_call(self.net, self._exchanged(task, weights), (x, task))  # type: ignore[no-any-return]
+        return self.net.run_with(self._exchanged(task, weights), x, task)
 
     def _exchanged(self, task: int, weights: list[Tensor]) -> dict[str, Tensor]:
         """Return these weights and the task's own norms, by their names in the network."""

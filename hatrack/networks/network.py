@@ -6,7 +6,7 @@ so that their initial weights depend on the seed and the number of the task only
 
 import copy
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast, get_args
 
 import torch
@@ -16,13 +16,14 @@ from hatrack.networks import Heads, Init
 from hatrack.networks.adapters import frozen_norms
 from hatrack.networks.arguments import cannot_run, check_arguments, check_classes
 from hatrack.networks.freezing import freeze_parts
-from hatrack.networks.heads import by_task
+from hatrack.networks.heads import heads_by_task
 from hatrack.networks.initial_weights import initialise
 from hatrack.networks.preprocessing import Preprocessing, as_example, classes_and_example
 from hatrack.seeds import seeded
 from hatrack.tasks.split import TaskId, shape_text
 from hatrack.tasks.targets import CLASSES, Target
 from hatrack.tasks.task import Task
+from hatrack.tracing.exchange import functional_call
 from hatrack.tracing.units import last_layer
 
 LISTED = 8  # tasks whose classes are listed in one line
@@ -375,7 +376,16 @@ class Network(nn.Module):
             return torch.cat([head(features) for head in rows], 1)
         if isinstance(task, int):
             return self.heads[task](features)  # type: ignore[no-any-return]
-        return by_task([head(features) for head in self.heads], task)
+        return heads_by_task(cast("Sequence[nn.Linear]", self.heads), features, task)
+
+    def run_with(self, tensors: Mapping[str, Tensor], x: Tensor, task: int) -> Tensor:
+        """Return the logits of a task with some tensors of the trunk, or of a shared head, exchanged; their names are those
+        in the network. Heads of other tasks are not looked through: after many tasks this would take longer than the call.
+        """
+        if self.shared:
+            return functional_call(self, tensors, (x, task))  # type: ignore[no-any-return]
+        of_trunk = {name.removeprefix("trunk."): tensor for name, tensor in tensors.items()}
+        return self.head(functional_call(self.trunk, of_trunk, (x,)), task)
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         """Return the logits of a task for images as the network sees them."""

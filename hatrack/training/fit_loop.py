@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from hatrack.engine.choice import Engine, choose_engine
 from hatrack.engine.compiled import Compiled
 from hatrack.engine.interleaving import stacking, step_done, wait_for_gpu
-from hatrack.engine.optimizers import clip
 from hatrack.engine.recorded import Recorded
 from hatrack.engine.rules import watch_step, watched
 from hatrack.engine.stacked_form import RunStep
@@ -140,9 +139,7 @@ class FitLoop:
         loss, aux = self._backward(batch) if self.regime.accumulate == 1 else (self._backward_in_parts(batch), None)
         with torch.no_grad():
             self.method.edit_grads(batch, aux)
-            if self.regime.clip:
-                clip(self.optimizers.weights, self.regime.clip)
-            self.optimizers.step()
+            self.optimizers.step(self.regime.clip)
             self.method.constrain()
             return self.losses.index_copy_(0, number, loss.detach().float())
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from hatrack.engine.optimizers import Optimizer
+from hatrack.engine.optimizers import Optimizer, clip, with_gradient
 from hatrack.regime import Regime
 
 
@@ -11,7 +11,8 @@ class Optimizers:
     """The regime's optimizer on a method's weights, and plain SGD on the parameters that have rates of their own."""
 
     def __init__(self, regime: Regime, weights: list[nn.Parameter], plain: dict[nn.Parameter, float]) -> None:
-        self.weights, self.parameters = weights, [*weights, *plain]
+        self.weights, self.plain = weights, [*plain]
+        self.moved = weights  # those that may have a gradient
         self.starts = [regime.lr, *plain.values()]
         self.lrs = [torch.full((), lr, device=weights[0].device) for lr in self.starts]
         self.main = Optimizer(regime, weights, self.lrs[0])
@@ -24,11 +25,16 @@ class Optimizers:
             tensor.fill_(start * (lr / self.starts[0]))
 
     def zero_grad(self) -> None:
-        """Drop all gradients."""
-        for parameter in self.parameters:  # as the optimizers' own, in a tenth of the time
+        """Drop all gradients that there have been since the last call."""
+        for parameter in (*self.moved, *self.plain):  # as the optimizers' own, in a tenth of the time
             parameter.grad = None
+        self.moved = self.weights
 
-    def step(self) -> None:
-        """Move all parameters that have a gradient."""
-        for optimizer in self.all:
+    def step(self, limit: float) -> None:
+        """Move all parameters that have a gradient; those of the weights are clipped at a limit, unless it is 0."""
+        self.moved = with_gradient(self.weights)
+        if limit:
+            clip(self.moved, limit)
+        self.main.step(self.moved)
+        for optimizer in self.all[1:]:
             optimizer.step()
