@@ -401,12 +401,13 @@ class Method(TrainedMethod):
 
     @contextmanager
     def _while_learning(self, task: int) -> Iterator[None]:
-        """Note which task is learned in the block."""
-        self.current_task = task
+        """Note which task is learned in the block. No batch has examples of tasks after it and all that were learned, so
+        that results do not depend on how many tasks the network knows already."""
+        self.current_task, self.net.in_use = task, 1 + max(task, *self.history, 0)
         try:
             yield
         finally:
-            self.current_task = None
+            self.current_task, self.net.in_use = None, 0
 
     @contextmanager
     def while_fitting(self) -> Iterator[None]:

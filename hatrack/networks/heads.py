@@ -26,7 +26,7 @@ def heads_by_task(heads: Sequence[nn.Linear], features: Tensor, task: Tensor) ->
     """Compute the logits of each example's own head, as `by_task` selects them.
 
     All heads are one matrix, with as many rows for each as the widest has, so that the number of operations does not grow
-    with the number of heads.
+    with the number of heads. A product of another width rounds otherwise, so results depend on how many heads there are.
 
     Args:
         heads: one per task.

@@ -16,7 +16,7 @@ from hatrack.networks import Heads, Init
 from hatrack.networks.adapters import frozen_norms
 from hatrack.networks.arguments import cannot_run, check_arguments, check_classes
 from hatrack.networks.freezing import freeze_parts
-from hatrack.networks.heads import heads_by_task
+from hatrack.networks.heads import by_task, heads_by_task
 from hatrack.networks.initial_weights import initialise
 from hatrack.networks.preprocessing import Preprocessing, as_example, classes_and_example
 from hatrack.seeds import seeded
@@ -103,6 +103,7 @@ class Network(nn.Module):
         self.preprocessing = Preprocessing(tuple(self.example.shape[1:]), where, tokens=self.example.dtype == torch.int64)
         self.frozen = [*freeze_parts(trunk, freeze), *frozen_norms(trunk)]
         self.classes: list[int] = []
+        self.in_use = 0  # while a task is learned: of how many tasks there can be examples in a batch; otherwise 0
         self.targets: dict[int, Target] = {}  # of learned tasks that ask for something else than plain classes
         self.example_task: int | None = None  # the task whose first training images are the example, once it was learned
         self.heads = nn.ModuleList()  # of nn.Linear: one per task, or a single one; of "class", the rows of each task
@@ -376,7 +377,9 @@ class Network(nn.Module):
             return torch.cat([head(features) for head in rows], 1)
         if isinstance(task, int):
             return self.heads[task](features)  # type: ignore[no-any-return]
-        return heads_by_task(cast("Sequence[nn.Linear]", self.heads), features, task)
+        if self.in_use:
+            return heads_by_task(cast("list[nn.Linear]", list(self.heads)[: self.in_use]), features, task)
+        return by_task([head(features) for head in self.heads], task)
 
     def run_with(self, tensors: Mapping[str, Tensor], x: Tensor, task: int) -> Tensor:
         """Return the logits of a task with some tensors of the trunk, or of a shared head, exchanged; their names are those
