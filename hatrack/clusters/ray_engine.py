@@ -31,25 +31,24 @@ class RayEngine:
         # The mailbox is on the node of the driver, so that no other node takes it along when it is lost.
         self.mailbox = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=on_this_node).remote()
         memory = {"memory": int(request.memory * 2**30)} if request.memory else {}
-        self.task = ray.remote(_work).options(
-            num_cpus=request.cpus,
-            num_gpus=request.gpus,
-            max_retries=request.retries,
-            scheduling_strategy="SPREAD",
-            name="hatrack run",
+        self.task = ray.remote(_work)
+        self.asks: dict[str, Any] = {
+            "num_cpus": request.cpus,
+            "num_gpus": request.gpus,
+            "max_retries": request.retries,
+            "scheduling_strategy": "SPREAD",
+            "name": "hatrack run",
             **memory,
-        )
+        }
         self.most = _open_files() // 2
         self._check_places()
 
     def submit(self, job: Job, avoid: Iterable[str]) -> Any:
         """Hand a job to Ray, to be carried out on another node than those to avoid."""
-        names = list(avoid)
-        task = self.task
+        asks, names = dict(self.asks), list(avoid)
         if names:
-            labels = {"ray.io/node-id": f"!in({','.join(names)})"}
-            task = task.options(label_selector=labels, scheduling_strategy="DEFAULT")
-        return task.remote(job, self.mailbox, __version__)
+            asks |= {"label_selector": {"ray.io/node-id": f"!in({','.join(names)})"}, "scheduling_strategy": "DEFAULT"}
+        return self.task.options(**asks).remote(job, self.mailbox, __version__)
 
     def wait(self, handles: list[Any], seconds: float) -> list[Any]:
         """Wait until a job has ended, at most so long."""
