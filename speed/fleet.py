@@ -1,4 +1,4 @@
-"""What it costs to carry out many short runs at once: python -m speed.fleet [--runs 200] [--on one,parallel,ray]
+"""What it costs to carry out many short runs at once: python -m speed.fleet [--runs 200] [--on one,parallel,ray,address]
 
 A command of so many runs, about a second each, is timed from its start to its end. Two numbers tell its cost:
 
@@ -8,7 +8,8 @@ A command of so many runs, about a second each, is timed from its start to its e
 - `processor`: how much more processor time all its processes took than the same runs one after the other in one process
   (`one`, without the start of that process). Other work on the machine hardly matters to it.
 
-With --parts it lists the processor time of every kind of process.
+`ray` starts a Ray and stops it; `address` uses one that is there, as on a cluster. With --parts it lists the processor time
+of every kind of process.
 """
 
 import argparse
@@ -22,7 +23,8 @@ import threading
 import time
 import uuid
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,9 +85,26 @@ class Fleet(NamedTuple):
         return idle / max(1, len(self.own) - workers)
 
 
-def carry_out(engine: str, words: argparse.Namespace, runs: int, place: Path) -> Fleet:
+@contextmanager
+def options(engine: str, workers: int) -> Iterator[list[str]]:
+    """The options of a way to carry out runs; within it the cluster that they name is there."""
+    if engine != "address":
+        ways = {"one": [], "parallel": ["--parallel", str(workers)], "ray": ["--on", "ray"]}
+        yield ways[engine]
+        return
+    from ray.cluster_utils import Cluster
+
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    cluster = Cluster()
+    try:
+        cluster.add_node(num_cpus=os.cpu_count(), include_dashboard=False)
+        yield ["--on", f"ray:{cluster.address}"]
+    finally:
+        cluster.shutdown()
+
+
+def carry_out(way: list[str], words: argparse.Namespace, runs: int, place: Path) -> Fleet:
     """Carry out the command in a folder."""
-    ways = {"one": [], "parallel": ["--parallel", str(words.workers)], "ray": ["--on", "ray"]}
     command = [sys.executable, "-m", "hatrack", *RUN, "--epochs", str(words.epochs), "--seeds", f"0-{runs - 1}"]
     mark = uuid.uuid4().hex
     processes = Processes(f"{MARK}={mark}")
@@ -93,7 +112,7 @@ def carry_out(engine: str, words: argparse.Namespace, runs: int, place: Path) ->
     began, clock = time.time(), time.perf_counter()
     with open(place / "said", "w") as said:
         subprocess.run(
-            [*command, "--out", str(place / "out"), *ways[engine]],
+            [*command, "--out", str(place / "out"), *way],
             check=True, stdout=said, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1", MARK: mark},
         )  # fmt: skip
     wall = time.perf_counter() - clock
@@ -111,7 +130,8 @@ def measure(engine: str, words: argparse.Namespace, runs: int) -> Fleet:
     """Carry out the command in a new folder."""
     place = Path(tempfile.mkdtemp(prefix="hatrack-fleet-"))
     try:
-        return carry_out(engine, words, runs, place)
+        with options(engine, words.workers) as way:
+            return carry_out(way, words, runs, place)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -131,12 +151,14 @@ def main() -> None:
     for number in range(words.rounds):
         for engine in words.on.split(","):
             found = measure(engine, words, words.runs)
-            workers = {"one": 1, "parallel": words.workers, "ray": os.cpu_count() or 1}[engine]
+            workers = {"one": 1, "parallel": words.workers}.get(engine, os.cpu_count() or 1)
             spent = found.processor.total()
             if engine == "one":
                 single = measure(engine, words, 1).processor.total()  # the start of the process, and one run
                 itself = (spent - single) * words.runs / (words.runs - 1)
             more = f"; processor {spent:.1f} s" + (f", {spent / itself - 1:+.1%}" if itself else "")
+            if engine == "address":
+                more = ""  # the processes of the cluster are not those of the command
             print(
                 f"{number + 1} {engine:9} {words.runs} runs of {statistics.median(found.own):.2f} s (median): "
                 f"wall {found.wall:.1f} s, {found.cost(workers):+.1%} (start {found.start:.1f}, end {found.end:.1f}, "

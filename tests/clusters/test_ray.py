@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +15,8 @@ import pytest
 from hatrack.__main__ import main
 from hatrack.clusters import ray_cluster
 from hatrack.clusters.ray_cluster import connected
-from hatrack.clusters.request import Request
+from hatrack.clusters.ray_engine import check_places
+from hatrack.clusters.request import Request, parse_request
 from tests.helpers.on_ray import assert_same, finish, planned, start, until
 
 pytest.importorskip("ray")
@@ -85,3 +88,36 @@ def test_without_ray_the_extra_is_named(monkeypatch):
     with pytest.raises(ValueError, match=r"pip install 'hatrack\[ray\]'"), connected(Request("ray")):
         pass
     assert not ray_cluster._held
+
+
+def test_an_address_where_something_else_listens_is_told_at_once(tmp_path, capsys):
+    """Ray itself would try for minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            there, _ = server.accept()
+            with there:
+                there.recv(1000)
+                there.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        began = time.monotonic()
+        assert main([*FOUR, *HOW, str(tmp_path / "out"), "--on", f"ray:{address}"]) == 2
+    assert f"at {address}: something else answers there" in capsys.readouterr().err
+    assert time.monotonic() - began < 30
+
+
+def test_no_cluster_is_started_for_a_folder_that_can_not_be_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ray_cluster, "load_ray", lambda: pytest.fail("Ray was loaded"))
+    (tmp_path / "file").touch()
+    assert main([*FOUR, *HOW, str(tmp_path / "file"), "--on", "ray"]) == 2
+    assert f"can't write to the folder {tmp_path / 'file'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("ask", "text"), [("cpus=3", "3 CPUs"), ("gpus=1", "1 GPUs"), ("memory=9", "9 GB")])
+def test_what_no_node_has_is_told(ask, text):
+    nodes = [{"CPU": 2.0, "memory": 8.0 * 2**30}, {"CPU": 1.0}]
+    check_places(nodes, parse_request("ray", "cpus=2,memory=8"))
+    with pytest.raises(ValueError, match=f"a run asks for {text}, but the largest node"):
+        check_places(nodes, parse_request("ray", ask))
