@@ -16,7 +16,7 @@ from typing import Any
 from hatrack.clusters.engine import Engine, Failed, Lost
 from hatrack.clusters.jobs import Files, Job, Result, read_files, write_files
 from hatrack.clusters.mailbox import Message
-from hatrack.clusters.plan import Plan
+from hatrack.clusters.plan import LEFT, Plan
 from hatrack.clusters.sent_data import files_of_set
 from hatrack.experiments.record import Record
 from hatrack.experiments.run import folder_of
@@ -127,6 +127,7 @@ class Fleet:
                 job = self._job(name)
             except (ValueError, OSError) as error:  # another process has the run, or nothing can be written
                 self._end(name, Failed(str(error)), note=False)
+                self.plan.note(name, LEFT)
                 continue
             if job is not None:
                 self.flying[self.engine.submit(job, self.avoid[name])] = name

@@ -18,6 +18,7 @@ from hatrack.experiments.record import Record
 from hatrack.experiments.run import folder_of
 from hatrack.experiments.signals import stop_by_signal
 from hatrack.experiments.spec import Run
+from hatrack.files.atomic import writable
 from hatrack.methods.divergence import Diverged
 from hatrack.training.checkpoint import Stopped
 
@@ -50,6 +51,7 @@ def run_on_ray(
     models = how.get("keep_model") or how.get("keep_each")
     if not again and not models and all(folder_of(spec, out).done for spec in todo.values()):
         return [Record.load(folder_of(spec, out).record) for spec in runs]  # no cluster is needed
+    writable(out)  # before a cluster is started
     shared = request.files == "folder"
     if shared:
         warn_if_unsafe(out)

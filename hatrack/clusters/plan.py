@@ -15,6 +15,7 @@ from hatrack.clusters.shared_folder import is_held
 from hatrack.files.atomic import read_bytes, write
 
 JOBS = "jobs"  # the folder of plans and of Slurm's files, within that of the records
+LEFT = "left"  # the state of a run that another process has: its own plan, lock and files tell more
 EVERY, PAGE = 5.0, 30.0  # seconds between two writes of the plan, and of the page
 
 

@@ -16,6 +16,9 @@ MISSING = "--on ray needs Ray, which is not installed: pip install 'hatrack[ray]
 LOOPBACK = "127.0.0.1"
 STARTS = 3  # how often it is tried to start Ray
 PATIENCE = 10.0  # seconds to wait for an address to answer
+# How a client of HTTP/2, which gRPC speaks, greets (RFC 9113, 3.4), and the type of the frame that answers.
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+SETTINGS = 4
 _held: list[Request] = []  # the cluster that this process is connected to by `connected`
 
 
@@ -65,13 +68,21 @@ def connected(request: Request) -> Iterator[Any]:
 
 
 def _check_port(address: str) -> None:
-    """Raise a ValueError if nothing listens at an address with a port: Ray itself would try for minutes."""
+    """Raise a ValueError if nothing listens at an address with a port, or what does is not Ray: Ray itself would try for
+    minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
-        except OSError as error:
-            raise ValueError(f"no cluster of Ray can be reached at {address}: {error.strerror or error}") from None
+    if not host or not port.isdigit():
+        return
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE) as there:
+            if os.environ.get("RAY_USE_TLS", "0") != "0":
+                return  # the greeting would have to be encrypted
+            there.sendall(GREETING)
+            answer = there.recv(9)
+    except OSError as error:
+        raise ValueError(f"no cluster of Ray can be reached at {address}: {error.strerror or error}") from None
+    if len(answer) < 4 or answer[3] != SETTINGS:
+        raise ValueError(f"no cluster of Ray can be reached at {address}: something else answers there")
 
 
 def _start(ray: Any, request: Request, **how: Any) -> None:

@@ -1,7 +1,7 @@
 """Ray as the engine of a fleet: a task per run, with Ray's own places, queues and retries."""
 
 import resource
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +13,7 @@ from hatrack.clusters.request import Request
 from hatrack.clusters.worker import carry_out
 from hatrack.text import printable, shorten
 
+GB = 2**30
 AT_LEAST, PER_SLOT = 16, 2  # jobs that are handed over at a time: Ray always has one waiting for every place
 
 
@@ -30,26 +31,25 @@ class RayEngine:
         on_this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self.node, soft=True)
         # The mailbox is on the node of the driver, so that no other node takes it along when it is lost.
         self.mailbox = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=on_this_node).remote()
-        memory = {"memory": int(request.memory * 2**30)} if request.memory else {}
-        self.task = ray.remote(_work).options(
-            num_cpus=request.cpus,
-            num_gpus=request.gpus,
-            max_retries=request.retries,
-            scheduling_strategy="SPREAD",
-            name="hatrack run",
+        memory = {"memory": int(request.memory * GB)} if request.memory else {}
+        self.task = ray.remote(_work)
+        self.asks: dict[str, Any] = {
+            "num_cpus": request.cpus,
+            "num_gpus": request.gpus,
+            "max_retries": request.retries,
+            "scheduling_strategy": "SPREAD",
+            "name": "hatrack run",
             **memory,
-        )
+        }
         self.most = _open_files() // 2
-        self._check_places()
+        check_places([node["Resources"] for node in ray.nodes() if node["Alive"]], request)
 
     def submit(self, job: Job, avoid: Iterable[str]) -> Any:
         """Hand a job to Ray, to be carried out on another node than those to avoid."""
-        names = list(avoid)
-        task = self.task
+        asks, names = dict(self.asks), list(avoid)
         if names:
-            labels = {"ray.io/node-id": f"!in({','.join(names)})"}
-            task = task.options(label_selector=labels, scheduling_strategy="DEFAULT")
-        return task.remote(job, self.mailbox, __version__)
+            asks |= {"label_selector": {"ray.io/node-id": f"!in({','.join(names)})"}, "scheduling_strategy": "DEFAULT"}
+        return self.task.options(**asks).remote(job, self.mailbox, __version__)
 
     def wait(self, handles: list[Any], seconds: float) -> list[Any]:
         """Wait until a job has ended, at most so long."""
@@ -103,14 +103,20 @@ class RayEngine:
         places += [found.get("GPU", 0) / self.request.gpus] if self.request.gpus else []
         return int(min(places))
 
-    def _check_places(self) -> None:
-        """Raise a ValueError if no node has what a run asks for and none can come."""
-        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        for name, asked in (("CPU", self.request.cpus), ("GPU", self.request.gpus)):
-            most = max((node.get(name, 0.0) for node in nodes), default=0.0)
-            if asked > most:
-                text = f"a run asks for {asked:g} {name}s, but the largest node of the cluster has {most:g}"
-                raise ValueError(f"{text}; --ask {name.lower()}s= says how many")
+
+def check_places(nodes: Iterable[Mapping[str, float]], request: Request) -> None:
+    """Raise a ValueError if no node has what a run asks for: Ray would wait for one without a word.
+
+    Args:
+        nodes: what each node of the cluster has, in Ray's words.
+        request: what every run asks for.
+    """
+    nodes = list(nodes)
+    for option, key, unit, size in (("cpus", "CPU", "CPUs", 1), ("gpus", "GPU", "GPUs", 1), ("memory", "memory", "GB", GB)):
+        asked, most = getattr(request, option), max((node.get(key, 0.0) for node in nodes), default=0.0) / size
+        if asked > most:
+            text = f"a run asks for {asked:g} {unit}, but the largest node of the cluster has {most:.4g}"
+            raise ValueError(f"{text}; --ask {option}= says how many")
 
 
 class _Line:

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hatrack.clusters.plan import read_plans
+from hatrack.clusters.plan import LEFT, read_plans
 from hatrack.clusters.shared_folder import is_held
 from hatrack.clusters.slurm_queue import QueuedJob, live_runs
 from hatrack.experiments.record import Record
@@ -56,7 +56,7 @@ def status(folder: Path) -> list[RunStatus]:
     planned: dict[str, dict[str, Any]] = {}
     for plan in plans:
         for name, run in plan["runs"].items():
-            if isinstance(run, dict):
+            if isinstance(run, dict) and run.get("state") != LEFT:
                 planned[name] = {**run, "alive": plan["alive"]}
     records = {path.stem for path in folder.glob("*.json")}
     parts = {path.stem for path in folder.glob("*.part")}

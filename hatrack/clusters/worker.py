@@ -116,7 +116,9 @@ def carry_out(job: Job, line: Line, node: str) -> Result:
             folder = folder_of(job.spec, place)
             write_files(folder, job.files if attempt == job.attempt else ask(line, job.name, attempt, "files", None) or {})
             result = _run(job, line, attempt, node, place, folder)
-            return result._replace(text=result.text.replace(str(place), job.out), files=read_files(folder))
+            if result.end != "node":  # the place of a full disk is that of the node
+                result = result._replace(text=result.text.replace(str(place), job.out))
+            return result._replace(files=read_files(folder))
     except OSError as error:
         return _of_error(error, node)
     finally:

@@ -133,6 +133,7 @@ def test_a_run_of_another_process_is_not_taken(tmp_path, template):
         found = sail(SimulatedEngine(2, {one.name: 1.0 for one in runs}, template), runs, tmp_path)
         assert {one.name: one.state for one in status(tmp_path)}[runs[1].name] == "running"
     assert "another process" in str(found[runs[1].name])
+    assert "failed" not in [one.state for one in status(tmp_path)], "that it is run elsewhere is no failure of it"
     assert not (tmp_path / f"{runs[1].name}.json").exists()
 
 

@@ -3,51 +3,25 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from hatrack import Record
 from hatrack.__main__ import main
 from hatrack.clusters import ray_cluster
 from hatrack.clusters.ray_cluster import connected
-from hatrack.clusters.request import Request
-from hatrack.experiments.sameness import differences
+from hatrack.clusters.ray_engine import check_places
+from hatrack.clusters.request import Request, parse_request
+from tests.helpers.on_ray import assert_same, finish, planned, start, until
 
 pytest.importorskip("ray")
 FOUR = ("run", "smnist", "hat,sgd", "--seeds", "0-1", "--data", "sample", "--widths", "20", "--batch", "20")
 HOW = ("--save-every", "0.01", "--device", "cpu", "--engine", "eager", "--train-examples", "200", "--out")
-ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def start(*words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "hatrack", *words]
-    return subprocess.Popen(
-        command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-
-
-def finish(*words: str) -> str:
-    process = start(*words)
-    out, err = process.communicate(timeout=400)
-    assert process.returncode == 0, err
-    return out
-
-
-def records_in(folder: Path) -> dict[str, Record]:
-    return {path.stem: Record.load(path) for path in folder.glob("*.json")}
-
-
-def assert_same(one: Path, two: Path) -> None:
-    a, b = records_in(one), records_in(two)
-    assert a.keys() == b.keys()
-    assert len(a) == 4
-    for name, record in a.items():
-        assert differences(record, b[name]) == []
-    assert not [path for path in two.iterdir() if path.suffix in (".part", ".lock")]
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
@@ -63,37 +37,26 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
     return found
 
 
-def attempts(folder: Path) -> list[int]:
-    """How often every run of a fleet was begun."""
-    plans = [json.loads(path.read_text()) for path in (folder / "jobs").glob("*.plan")]
-    return [run.get("attempts", 1) for plan in plans for run in plan["runs"].values()]
-
-
 @pytest.mark.slow
 def test_on_ray_with_a_worker_killed_and_ctrl_c(tmp_path):
-    """A worker is killed, then Ctrl-C comes while runs are under way. Given again, the command has the same records."""
-    more = ("--epochs", "20", "--patience", "100")
-    finish(*FOUR, *more, *HOW, str(tmp_path / "one"))
-    words = (*FOUR, *more, *HOW, str(tmp_path / "ray"), "--on", "ray")
-    process = start(*words)
-    until = time.monotonic() + 200
-    while not (killed := workers_of(process)) or not list((tmp_path / "ray").glob("*.part/*")):
-        assert time.monotonic() < until
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
+    """A worker is killed, then Ctrl-C comes while runs are under way. Given again without Ray, the command has the same
+    records. (On Ray it goes on in test_ray_nodes.py.)"""
+    ray, words = tmp_path / "ray", (*FOUR, "--epochs", "20", "--patience", "100", *HOW)
+    process, alone = start(*words, str(ray), "--on", "ray"), start(*words, str(tmp_path / "one"))
+    killed = until(lambda: list(ray.glob("*.part/*")) and workers_of(process), process)
     os.kill(killed[0], signal.SIGKILL)
-    while max(attempts(tmp_path / "ray"), default=0) < 2:  # Ray begins the run again
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    until(lambda: max(run.get("attempts", 1) for run in planned(ray).values()) > 1, process)  # Ray begins the run again
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=200)
     assert process.returncode == 130, err
     assert "stopped, and saved:" in err
-    said = finish("status", str(tmp_path / "ray"))
+    said, _ = finish("status", str(ray))
     assert "stopped" in said
     assert "running" not in said
-    finish(*words)
-    assert_same(tmp_path / "one", tmp_path / "ray")
+    finish(*words, str(ray), "--parallel", "2")
+    assert alone.communicate(timeout=200)
+    assert alone.returncode == 0
+    assert_same(tmp_path / "one", ray)
 
 
 @pytest.mark.slow
@@ -101,8 +64,10 @@ def test_a_search_on_ray_has_the_trials_of_one_process(tmp_path):
     """A grid does not depend on which trial ends first."""
     words = ("tune", "smnist", "sgd", "--data", "sample", "--widths", "10", "--epochs", "1", "--over", "lr=0.01|0.05|0.1")
     grid = (*words, "--sampler", "grid", "--protocol", "one-seed", "--trials", "3", "--device", "cpu", "--out")
+    on_ray = start(*grid, str(tmp_path / "ray"), "--on", "ray")
     finish(*grid, str(tmp_path / "one"))
-    finish(*grid, str(tmp_path / "ray"), "--on", "ray")
+    _, err = on_ray.communicate(timeout=200)
+    assert on_ray.returncode == 0, err
     one, ray = (json.loads(next((tmp_path / name).glob("*.json")).read_text()) for name in ("one", "ray"))
     assert one["trials"] == ray["trials"]
     assert one["value"] == ray["value"]
@@ -123,3 +88,36 @@ def test_without_ray_the_extra_is_named(monkeypatch):
     with pytest.raises(ValueError, match=r"pip install 'hatrack\[ray\]'"), connected(Request("ray")):
         pass
     assert not ray_cluster._held
+
+
+def test_an_address_where_something_else_listens_is_told_at_once(tmp_path, capsys):
+    """Ray itself would try for minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            there, _ = server.accept()
+            with there:
+                there.recv(1000)
+                there.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        began = time.monotonic()
+        assert main([*FOUR, *HOW, str(tmp_path / "out"), "--on", f"ray:{address}"]) == 2
+    assert f"at {address}: something else answers there" in capsys.readouterr().err
+    assert time.monotonic() - began < 30
+
+
+def test_no_cluster_is_started_for_a_folder_that_can_not_be_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ray_cluster, "load_ray", lambda: pytest.fail("Ray was loaded"))
+    (tmp_path / "file").touch()
+    assert main([*FOUR, *HOW, str(tmp_path / "file"), "--on", "ray"]) == 2
+    assert f"can't write to the folder {tmp_path / 'file'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("ask", "text"), [("cpus=3", "3 CPUs"), ("gpus=1", "1 GPUs"), ("memory=9", "9 GB")])
+def test_what_no_node_has_is_told(ask, text):
+    nodes = [{"CPU": 2.0, "memory": 8.0 * 2**30}, {"CPU": 1.0}]
+    check_places(nodes, parse_request("ray", "cpus=2,memory=8"))
+    with pytest.raises(ValueError, match=f"a run asks for {text}, but the largest node"):
+        check_places(nodes, parse_request("ray", ask))

@@ -118,6 +118,7 @@ def test_a_full_disk_is_the_nodes_fault(monkeypatch):
     result = carry_out(job_of(small()), Mailbox(), "n1")
     assert result.end == "node"
     assert "No space left on device" in result.text
+    assert tempfile.gettempdir() in result.text, "the place is that of the node, not that of the driver"
 
 
 def test_what_can_not_be_run_is_the_runs_fault(monkeypatch):
