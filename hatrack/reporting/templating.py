@@ -23,6 +23,7 @@ def templates(*folders: Path) -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters["duration"] = duration
     environment.filters["prose"] = prose

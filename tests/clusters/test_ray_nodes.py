@@ -3,12 +3,13 @@
 import random
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from hatrack.files import tensors
-from tests.helpers.on_ray import assert_same, cluster_of, finish, planned, records_in, start, until
+from tests.helpers.on_ray import assert_same, cluster_of, finish, plan_of, planned, records_in, start, until
 from tests.helpers.tiers import cases
 
 pytest.importorskip("ray")
@@ -33,11 +34,14 @@ SIX = ("run", "smnist", "hat,ewc,sgd", "--seeds", "0-1", *SMALL, "--epochs", "15
 
 def saved(folder: Path) -> dict[str, list[float]]:
     """The seconds of finished tasks in the latest states of runs: a run that learns a task again takes others."""
-    paths = sorted(folder.glob("*.part/task-[1-9]*.safetensors"))
-    return {path.parent.stem: tensors.load(path)[1]["rows"]["seconds"] for path in paths}
+    found = {}
+    for path in sorted(folder.glob("*.part/task-[1-9]*.safetensors")):
+        with suppress(ValueError, OSError):  # its run has ended just now
+            found[path.parent.stem] = tensors.load(path)[1]["rows"]["seconds"]
+    return found
 
 
-@pytest.mark.parametrize("seed", range(cases(1, 10)))
+@pytest.mark.parametrize("seed", range(cases(0, 10)))  # minutes of killing: `make test-long`
 def test_a_node_and_then_the_driver_are_killed_after_states_were_saved(tmp_path, seed):
     """The runs go on from these states, on other nodes and with another driver, to the same bits. No run is done twice."""
     draw, out = random.Random(seed), tmp_path / "ray"
@@ -47,17 +51,20 @@ def test_a_node_and_then_the_driver_are_killed_after_states_were_saved(tmp_path,
         driver = start(*words)
 
         def on_a_node_to_kill() -> tuple[str, str] | None:
+            """A run that has saved, on a node that is not the driver's: Ray takes any node of this machine for that."""
+            others = {other.node_id for other in cluster.worker_nodes} - {plan_of(out).get("node")}
             for name in {path.parent.stem for path in out.glob("*.part/fit-*")}:
                 node = planned(out).get(name, {}).get("node")
-                if node in {other.node_id for other in cluster.worker_nodes} and not (out / f"{name}.json").exists():
+                if node in others and not (out / f"{name}.json").exists():
                     return name, node
             return None
 
         name, node = until(on_a_node_to_kill, driver)
         time.sleep(draw.uniform(0, 0.5))
         cluster.remove_node(next(other for other in cluster.worker_nodes if other.node_id == node), allow_graceful=False)
-        until(lambda: planned(out)[name].get("attempts", 1) > 1 and saved(out), driver)
+        until(lambda: planned(out)[name].get("attempts", 1) > 1, driver)
         time.sleep(draw.uniform(0, 0.5))
+        until(lambda: saved(out), driver)
         driver.kill()
         driver.communicate()
         states, records = saved(out), {path: path.stat().st_mtime_ns for path in out.glob("*.json")}

@@ -43,10 +43,15 @@ def until(there: Callable[[], Any], process: subprocess.Popen[str] | None = None
     return found
 
 
+def plan_of(folder: Path) -> dict[str, Any]:
+    """What the driver of the last command wrote down."""
+    plans = sorted((folder / "jobs").glob("*.plan"), key=lambda path: path.stat().st_mtime)
+    return json.loads(plans[-1].read_text()) if plans else {}
+
+
 def planned(folder: Path) -> dict[str, dict[str, Any]]:
     """What the driver of the last command wrote down of its runs, by name."""
-    plans = sorted((folder / "jobs").glob("*.plan"), key=lambda path: path.stat().st_mtime)
-    return json.loads(plans[-1].read_text())["runs"] if plans else {}
+    return plan_of(folder).get("runs", {})
 
 
 def records_in(folder: Path) -> dict[str, Record]:
