@@ -28,7 +28,7 @@ class RayEngine:
     def __init__(self, ray: Any, request: Request) -> None:
         self.ray, self.request = ray, request
         self.node = ray.get_runtime_context().get_node_id()  # that of the driver
-        on_this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self.node, soft=True)
+        on_this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self.node, soft=False)
         # The mailbox is on the node of the driver, so that no other node takes it along when it is lost.
         self.mailbox = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=on_this_node).remote()
         memory = {"memory": int(request.memory * GB)} if request.memory else {}

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hatrack.clusters.ray_cluster import connected
+from hatrack.clusters.ray_engine import RayEngine
+from hatrack.clusters.request import Request
 from hatrack.files import tensors
 from tests.helpers.on_ray import assert_same, cluster_of, finish, plan_of, planned, records_in, start, until
 from tests.helpers.tiers import cases
@@ -51,7 +54,7 @@ def test_a_node_and_then_the_driver_are_killed_after_states_were_saved(tmp_path,
         driver = start(*words)
 
         def on_a_node_to_kill() -> tuple[str, str] | None:
-            """A run that has saved, on a node that is not the driver's: Ray takes any node of this machine for that."""
+            """A run that has saved, on a node that is not the driver's."""
             others = {other.node_id for other in cluster.worker_nodes} - {plan_of(out).get("node")}
             for name in {path.parent.stem for path in out.glob("*.part/fit-*")}:
                 node = planned(out).get(name, {}).get("node")
@@ -74,6 +77,15 @@ def test_a_node_and_then_the_driver_are_killed_after_states_were_saved(tmp_path,
     assert {path: path.stat().st_mtime_ns for path in records} == records, "a run with its record was run again"
     for name, seconds in states.items():
         assert records_in(out)[name].seconds.learn[: len(seconds)] == seconds, "a task was learned again"
+
+
+@pytest.mark.skipif(not cases(0, 1), reason="beside other clusters on a small machine Ray is too slow: `make test-long`")
+def test_the_mailbox_is_on_the_node_of_the_driver():
+    """So no other node takes it along when it is lost: the driver would end with it."""
+    with cluster_of({}, {}) as cluster, connected(Request("ray", cluster.address)) as ray:
+        engines = [RayEngine(ray, Request("ray", cluster.address)) for _ in range(8)]
+        asked = [one.mailbox.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for one in engines]
+        assert set(ray.get(asked)) == {engines[0].node}
 
 
 @pytest.fixture
