@@ -377,7 +377,7 @@ class Network(nn.Module):
             return torch.cat([head(features) for head in rows], 1)
         if isinstance(task, int):
             return self.heads[task](features)  # type: ignore[no-any-return]
-        if self.in_use:
+        if self.in_use and self.training and torch.is_grad_enabled():  # a step; a callback may ask for any task
             return heads_by_task(cast("list[nn.Linear]", list(self.heads)[: self.in_use]), features, task)
         return by_task([head(features) for head in self.heads], task)
 

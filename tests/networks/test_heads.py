@@ -6,8 +6,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hatrack import Network
+from hatrack import Network, Regime, Trainer
+from hatrack.methods.modes import evaluation_mode
 from hatrack.networks.heads import by_task, heads_by_task
+from tests.helpers.learning import make
+from tests.helpers.toys import toy_tasks
 
 LOW = torch.finfo(torch.float64).min
 
@@ -73,3 +76,20 @@ def test_a_network_runs_with_other_tensors(heads):
     assert all(torch.equal(own[name], before[name]) for name in names)
     assert torch.equal(found, torch.func.functional_call(net, other, (x, 1)))
     assert not torch.equal(found, net(x, 1))
+
+
+def test_a_callback_may_ask_for_tasks_that_come_later():
+    tasks, asked = toy_tasks(3), []
+    method = make("er", tasks)
+    x, task = tasks[0].test.inputs(torch.arange(3)), torch.tensor([0, 1, 2])
+
+    def ask(_):
+        with torch.no_grad():
+            method(x, task)  # in training mode, with dropout
+        with evaluation_mode(method):
+            asked.append((method(x, task), torch.stack([method(x[k : k + 1], k)[0] for k in range(3)])))
+
+    method.learn(tasks[0], Trainer(Regime(epochs=1, batch=10), progress=ask))
+    for mixed, single in asked:
+        torch.testing.assert_close(mixed, single)
+    assert asked
