@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from hatrack import EWC, NETWORKS, Method
+from hatrack.recipes.timings import read_timings
 from speed import penalty
 
 CPU = torch.device("cpu")
@@ -28,10 +29,13 @@ def test_the_naive_penalty_is_the_summed_one_but_for_a_constant():
 def test_penalties_are_measured(tmp_path, capsys):
     threads = torch.get_num_threads()
     try:
-        penalty.main(["--quick", "--device", "cpu", "--out", str(tmp_path / "penalty.json")])
+        penalty.main(["--quick", "--device", "cpu", "--out", str(tmp_path / "timings" / "penalty.json")])
     finally:
         torch.set_num_threads(threads)
-    found = json.loads((tmp_path / "penalty.json").read_text())
+    found = json.loads((tmp_path / "timings" / "penalty.json").read_text())
+    times = read_timings(tmp_path)["penalty"]  # as the page of ewc-cnn reads it
+    assert [step.naive for step in times.steps] == [row["naive"] for row in found["steps"]]
+    assert times.fisher == found["fisher"]["fisher"]
     assert [row["tasks"] for row in found["steps"]] == [1, 2]
     assert all(row[name] > 0 for row in found["steps"] for name in ("sgd", "summed", "naive"))
     assert all(low <= middle <= high for middle, low, high in (row["naive / summed"] for row in found["steps"]))

@@ -13,7 +13,6 @@ from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
 
 Differences = NDArray[np.float64]
 LEVEL = 0.05  # the chance of a false statement that is accepted
@@ -102,6 +101,8 @@ def t_test(differences: Differences) -> float:
     mean, error = _mean_and_error(differences)
     if error < 10**-DIGITS:
         return 1.0 if abs(mean) < 10**-DIGITS else 2.0 ** (1 - len(differences))
+    from scipy.special import stdtr  # it takes most of a second to import, and single runs do not need it
+
     return float(2 * stdtr(len(differences) - 1, -abs(mean / error)))
 
 
@@ -109,6 +110,8 @@ def t_interval(differences: Differences) -> tuple[float, float]:
     """Return the 95 % confidence interval of the mean by Student's t."""
     if len(differences) < 2:
         return math.nan, math.nan
+    from scipy.special import stdtrit
+
     mean, error = _mean_and_error(differences)
     half = float(stdtrit(len(differences) - 1, 1 - LEVEL / 2)) * error
     return mean - half, mean + half

@@ -5,8 +5,9 @@ from typing import Any
 from hatrack.experiments.spec import Run
 from hatrack.recipes.plots import sweep, tasks_by_epoch
 from hatrack.recipes.quantities import accuracy_on, lowest_accuracy, summary
-from hatrack.recipes.recipe import Claim, Part, Recipe, Row, percent
+from hatrack.recipes.recipe import Claim, Part, Recipe, Row, above, percent
 from hatrack.recipes.results import Results
+from hatrack.recipes.timings import PART as TIMES
 from hatrack.regime import Regime
 
 ACCURACY, FORGETTING, LOWEST = summary("accuracy"), summary("forgetting"), lowest_accuracy()
@@ -51,13 +52,18 @@ def on_cifar(method: str, **options: Any) -> Run:
 
 
 NONE, L2, EWC, EWC_LAST = "no penalty", "L2", "EWC, every earlier task", "EWC, the last task only"
+NONE_NOTE = (
+    "The 60 % stand in a caption, for one run. The report does not say how pixels were scaled, whether Adam began anew with "
+    "each task, or which permutations were drawn; here pixels go from 0 to 1 and Adam begins anew. Nothing else was tried; "
+    "we believe that the reason is one of these."
+)
 FIGURES = Part(
     "figures-3-5",
     "Figures 1, 3, 4 and 5: no penalty, L2, and EWC for every task or for the last one",
     "Plain MNIST and four permutations of its pixels, one head, Adam at 0.0001, 30 epochs per task, strength 200. The "
     "report does not say how strong its L2 penalty is; 1 was chosen before any result was seen.",
     (
-        Row(NONE, permuted("sgd"), published={FIRST_AFTER_SECOND.key: percent(60)}),
+        Row(NONE, permuted("sgd"), published={FIRST_AFTER_SECOND.key: percent(60)}, note=NONE_NOTE),
         Row(L2, permuted("ewc", importance="ones", strength=1.0, limit=0.0)),
         Row(EWC, permuted("ewc", **EVERY)),
         Row(EWC_LAST, permuted("ewc", **LAST)),
@@ -67,8 +73,8 @@ FIGURES = Part(
     claims=(
         Claim("Without a penalty, performance on old tasks drops significantly.", lambda r: _at_least(r, NONE, 0.2)),
         Claim("With a penalty for each task, performance is high on all tasks.", lambda r: _all_high(r, EWC)),
-        Claim("A penalty for every task is better than one for the last.", lambda r: r.above(ACCURACY, EWC, EWC_LAST)),
-        Claim("A penalty for the last task is far better than none.", lambda r: r.above(ACCURACY, EWC_LAST, NONE, by=0.05)),
+        above("A penalty for every task is better than one for the last.", ACCURACY, EWC, EWC_LAST),
+        above("A penalty for the last task is far better than none.", ACCURACY, EWC_LAST, NONE, by=0.05),
         Claim("In the end task 2 is better than task 4 (a penalty for each task).", lambda r: _second_above_fourth(r, EWC)),
     ),
     plots=(
@@ -147,5 +153,6 @@ RECIPE = Recipe(
             ),
             (ACCURACY, summary("learning"), FORGETTING),
         ),
+        TIMES,
     ),
 )

@@ -7,7 +7,7 @@ from hatrack.experiments.spec import Run
 from hatrack.recipes.grids import difference, loss_matrix, ratio_by_tasks
 from hatrack.recipes.plots import ratio_lines, sweep
 from hatrack.recipes.quantities import largest_loss, ratio, summary
-from hatrack.recipes.recipe import Claim, Part, Recipe, Row
+from hatrack.recipes.recipe import Part, Recipe, Row, above, below
 from hatrack.regime import Regime
 
 RATIO, LEARNING = ratio(), summary("learning")
@@ -37,6 +37,12 @@ FIGURE_4 = (
     Row("resnet joint", resnet("joint", at=(10,)), (0,), reference=True, **OWN_JOINT),
     Row("random", alexnet("random"), reference=True),
 )
+
+
+def _all_but(label: str) -> list[str]:
+    return [row.label for row in FIGURE_4 if row.label != label and not row.reference]
+
+
 DEPTHS = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 PRICES = (0.1, 0.25, 0.75)
 
@@ -71,18 +77,11 @@ RECIPE = Recipe(
             FIGURE_4,
             (RATIO, summary("accuracy"), LEARNING, summary("forgetting"), largest_loss()),
             claims=(
-                Claim("AlexNet with HAT performs best.", lambda r: r.above(RATIO, "alexnet-hat", *_all_but("alexnet-hat"))),
-                Claim(
-                    "ResNet-HAT-BN is significantly better than ResNet-SGD.",
-                    lambda r: r.above(RATIO, "resnet-hat-bn", "resnet-sgd"),
-                ),
-                Claim(
-                    "ResNet-HAT without norms per task is worse than ResNet-SGD.",
-                    lambda r: r.above(RATIO, "resnet-sgd", "resnet-hat"),
-                ),
-                Claim(
-                    "A task is learned slightly worse with HAT than with plain SGD.",
-                    lambda r: r.above(LEARNING, "resnet-sgd", "resnet-hat-bn"),
+                above("AlexNet with HAT performs best.", RATIO, "alexnet-hat", *_all_but("alexnet-hat")),
+                above("ResNet-HAT-BN is significantly better than ResNet-SGD.", RATIO, "resnet-hat-bn", "resnet-sgd"),
+                below("ResNet-HAT without norms per task is worse than ResNet-SGD.", RATIO, "resnet-hat", "resnet-sgd"),
+                below(
+                    "A task is learned slightly worse with HAT than with plain SGD.", LEARNING, "resnet-hat-bn", "resnet-sgd"
                 ),
             ),
             plots=(ratio_lines(title="Figure 4: forgetting ratio against tasks learned"),),
@@ -130,7 +129,3 @@ RECIPE = Recipe(
         ),
     ),
 )
-
-
-def _all_but(label: str) -> list[str]:
-    return [row.label for row in FIGURE_4 if row.label != label and not row.reference]

@@ -16,7 +16,7 @@ from hatrack.recipes.plots import draw, row_looks
 from hatrack.recipes.quantities import Quantity
 from hatrack.recipes.recipe import Grid, Part, Recipe, Row
 from hatrack.recipes.results import Records, Results
-from hatrack.recipes.verdicts import NOT_PUBLISHED, NOT_RUN, RULE, order, verdict
+from hatrack.recipes.verdicts import NOT_PUBLISHED, NOT_RUN, RULE, order, sureness, verdict
 from hatrack.reporting.drawing import Drawing
 from hatrack.reporting.looks import Look
 from hatrack.reporting.measures import MISSING, MeanStd, format_number, mean_std
@@ -36,7 +36,7 @@ class Section:
     part: Part
     table: Grid | None
     grids: list[Grid]
-    claims: list[tuple[str, str]]
+    claims: list[tuple[str, str, str]]  # the claim, whether it holds, how sure that is
     order: str
     tolerance: str
     drawings: list[tuple[str, Drawing]]  # with their titles
@@ -82,7 +82,7 @@ def _section(recipe: Recipe, part: Part, records: Records) -> Section:
         part,
         main_table(results) if part.rows and part.columns else None,
         [grid for make in part.grids if (grid := make(results))],
-        [(claim.text, HOLDS[claim.holds(results)]) for claim in part.claims],
+        [(claim.text, HOLDS[claim.holds(results)], sureness(results, claim)) for claim in part.claims],
         order(results),
         _tolerance(part),
         drawings,
@@ -108,7 +108,7 @@ class Count(NamedTuple):
 def count_verdicts(sections: Sequence[Section]) -> Count:
     """Count what the sections of a page say."""
     cells = [cell for section in sections if section.table for row in section.table.rows for cell in row[1:]]
-    words = [words for section in sections for _, words in section.claims]
+    words = [words for section in sections for _, words, _ in section.claims]
     return Count(
         sum(len(section.part.rows) for section in sections),
         sum(section.done for section in sections),

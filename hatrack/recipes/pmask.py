@@ -5,7 +5,7 @@ from typing import Any
 from hatrack.experiments.spec import Run
 from hatrack.recipes.plots import accuracy_by_task, sweep
 from hatrack.recipes.quantities import accuracy_on, summary
-from hatrack.recipes.recipe import Claim, Part, Recipe, Row
+from hatrack.recipes.recipe import Claim, Part, Recipe, Row, above
 from hatrack.recipes.results import Results
 from hatrack.regime import Regime
 
@@ -47,10 +47,7 @@ def comparison(name: str, title: str, benchmark: str, figure: str) -> Part:
         rows,
         (ACCURACY, LEARNING, FORGETTING),
         claims=(
-            Claim(
-                "Parameter masks are better than SGD, EWC and PathNet.",
-                lambda r: r.above(ACCURACY, "PMASK", "SGD", "EWC", "PathNet"),
-            ),
+            above("Parameter masks are better than SGD, EWC and PathNet.", ACCURACY, "PMASK", "SGD", "EWC", "PathNet"),
             Claim("Tasks 2 and 3 drop for all methods.", _middle_drops),
         ),
         plots=(accuracy_by_task("tasks", figure),),

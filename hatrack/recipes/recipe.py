@@ -61,17 +61,49 @@ class Row:
         return replace(self.run, seed=seed)
 
 
+class Comparison(NamedTuple):
+    """What a claim compares: one row with others.
+
+    Attributes:
+        quantity: by which number.
+        label: the row that is said to have more of it, or less.
+        others: the rows that it is compared with.
+        by: by how much at least.
+        less: whether it is said to have less.
+    """
+
+    quantity: Quantity
+    label: str
+    others: tuple[str, ...]
+    by: float = 0.0
+    less: bool = False
+
+
 @dataclass(frozen=True)
 class Claim:
     """A sentence of the paper that numbers can bear out or contradict.
 
     Attributes:
         text: the sentence.
-        holds: whether it does, by the results; None if a row is missing.
+        holds: whether it does, by the means of the results; None if a row is missing.
+        compared: what it compares, for a test over seeds; None if it is about one row, or about a number.
     """
 
     text: str
     holds: "Callable[[Results], bool | None]"
+    compared: Comparison | None = None
+
+
+def above(text: str, quantity: Quantity, label: str, *others: str, by: float = 0.0) -> Claim:
+    """Return the claim that a row has more of a quantity than others, by a margin."""
+    compared = Comparison(quantity, label, others, by)
+    return Claim(text, lambda results: results.holds(compared), compared)
+
+
+def below(text: str, quantity: Quantity, label: str, *others: str, by: float = 0.0) -> Claim:
+    """Return the claim that a row has less of a quantity than others, by a margin."""
+    compared = Comparison(quantity, label, others, by, less=True)
+    return Claim(text, lambda results: results.holds(compared), compared)
 
 
 class Grid(NamedTuple):

@@ -16,6 +16,7 @@ from hatrack.experiments.spec import Run
 from hatrack.methods.divergence import Diverged
 from hatrack.recipes.recipe import Part, Row
 from hatrack.recipes.results import Records, Results, index
+from hatrack.recipes.timings import read_timings
 
 RECORDS = "records"  # the folder of the records within that of the pages
 
@@ -44,10 +45,10 @@ class Missing(NamedTuple):
 
 
 def read_records(folder: Path) -> Records:
-    """Return the records in a folder, with the flatness that was measured; none if it does not exist."""
+    """Return the records in a folder, with the flatness and the times that were measured; none if it does not exist."""
     read = {path: Record.load(path) for path in sorted((folder / RECORDS).glob("*.json"))}
     flatness = {record.name: found for path, record in read.items() if (found := read_flatness(path))}
-    return index(read.values(), flatness)
+    return index(read.values(), flatness, read_timings(folder))
 
 
 def missing_rows(parts: Iterable[Part], records: Records) -> list[Missing]:

@@ -9,10 +9,12 @@ import numpy as np
 from hatrack.experiments.metrics import Matrix
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Spec
+from hatrack.experiments.statistics import Differences
 from hatrack.inspection.flatness import Flatness
 from hatrack.options import nearest
 from hatrack.recipes.quantities import Quantity, References, ratios
-from hatrack.recipes.recipe import Part, Row
+from hatrack.recipes.recipe import Comparison, Part, Row
+from hatrack.recipes.timings import PenaltyTimes
 from hatrack.reporting.measures import MeanStd, mean_std
 
 ANY = ("seed", "watch_tasks", "router")
@@ -23,15 +25,21 @@ class Records(dict[str, dict[int, Record]]):
 
     Attributes:
         flatness: the flatness of runs for which it was measured, by the name of the record.
+        timings: what was timed besides runs, by the name of its file.
     """
 
     flatness: Mapping[str, Flatness] = {}
+    timings: Mapping[str, PenaltyTimes] = {}
 
 
-def index(records: Iterable[Record], flatness: Mapping[str, Flatness] | None = None) -> Records:
+def index(
+    records: Iterable[Record],
+    flatness: Mapping[str, Flatness] | None = None,
+    timings: Mapping[str, PenaltyTimes] | None = None,
+) -> Records:
     """Sort records by what was run, whatever the seed."""
     found = Records()
-    found.flatness = flatness or {}
+    found.flatness, found.timings = flatness or {}, timings or {}
     for record in sorted(records, key=lambda record: "watch_tasks" in record.spec.written):  # watched ones replace others
         found.setdefault(_key(record.spec), {})[record.spec.seed] = record
     return found
@@ -55,6 +63,7 @@ class Results:
         self.rows = {row.label: row for row in part.rows}
         self.by_seed = {row.label: records.get(_key(Spec.from_dict(row.run.spec)), {}) for row in part.rows}
         self.flatness = records.flatness
+        self.timings: Mapping[str, PenaltyTimes] = records.timings
 
     def records(self, label: str) -> list[Record]:
         """Return the records of a row in order of their seeds, also of seeds that the row does not ask for."""
@@ -97,13 +106,34 @@ class Results:
         found = [ratios(r, self.references(label, r.spec.seed)) for r in self.records(label)]
         return [line for line in found if line is not None]
 
-    def above(self, quantity: Quantity, higher: str, *others: str, by: float = 0.0) -> bool | None:
-        """Return whether a row's mean is above those of others by a margin; None if that hangs on a missing row."""
-        first, rest = self.mean(higher, quantity), [self.mean(other, quantity) for other in others]
+    def holds(self, compared: Comparison) -> bool | None:
+        """Return whether a comparison holds by the means; None if that hangs on a missing row."""
+        sign = -1 if compared.less else 1
+        first, *rest = (self.mean(label, compared.quantity) for label in (compared.label, *compared.others))
         known = [value for value in rest if value is not None]
-        if first is None or not all(first > value + by for value in known):
+        if first is None or not all(sign * first > sign * value + compared.by for value in known):
             return None if first is None else False
         return True if len(known) == len(rest) else None
+
+    def differences(self, compared: Comparison) -> dict[str, Differences]:
+        """Return by how much more than it must a row has (or less, if that is compared), at every seed that both have.
+
+        Args:
+            compared: a row and the others.
+
+        Returns:
+            The differences by the label of the other row, in order of the seeds; those that are not finite are left out.
+        """
+        sign, own = -1 if compared.less else 1, self._by_seed(compared.label, compared.quantity)
+        found = {}
+        for label in compared.others:
+            other = self._by_seed(label, compared.quantity)
+            both = [sign * (own[seed] - other[seed]) - compared.by for seed in sorted(own.keys() & other.keys())]
+            found[label] = np.array([value for value in both if math.isfinite(value)], dtype=np.float64)
+        return found
+
+    def _by_seed(self, label: str, quantity: Quantity) -> dict[int, float]:
+        return {r.spec.seed: quantity.value(r, self.references(label, r.spec.seed)) for r in self.records(label)}
 
 
 def rank_correlation(ours: Sequence[float], published: Sequence[float]) -> float:

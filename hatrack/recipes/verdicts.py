@@ -2,7 +2,8 @@
 
 import math
 
-from hatrack.recipes.recipe import Part, Published
+from hatrack.experiments.statistics import FEWEST, LEVEL, holm, t_test
+from hatrack.recipes.recipe import Claim, Part, Published
 from hatrack.recipes.results import Results, rank_correlation
 from hatrack.reporting.measures import MeanStd
 
@@ -10,8 +11,11 @@ NOT_RUN, NOT_PUBLISHED = "not run yet", "—"
 RULE = (
     "A number agrees with the published one if they differ by no more than two standard errors of the difference, a rough "
     "measure with few seeds, or by no more than the tolerance of the table. Where one side has no standard deviation, that "
-    "of the other is taken for both. A claim holds or not by the means in the tables alone."
+    "of the other is taken for both. A claim holds or not by the means in the tables. Beside it is the p-value of Student's "
+    "paired test over the n seeds that two rows share, corrected after Holm if a row is compared with several: the largest "
+    "if the claim holds, else the smallest of those against it."
 )
+NO_TEST = "—"
 
 
 def verdict(ours: MeanStd | None, published: Published | None, tolerance: float = 0.0) -> str:
@@ -39,6 +43,32 @@ def standard_error(ours: MeanStd, published: Published) -> float:
     """Return the standard error of the difference of two means; 0 if neither has a standard deviation."""
     stds = [std for std in (ours.std, published.std) if std is not None] or [0.0]
     return math.hypot(stds[0] / math.sqrt(ours.seeds), stds[-1] / math.sqrt(published.runs))
+
+
+def sureness(results: Results, claim: Claim) -> str:
+    """Return how sure it is that a claim holds, or does not: a p-value, and over how many seeds.
+
+    Args:
+        results: the rows that it is about.
+        claim: the claim.
+
+    Returns:
+        A few words; a dash if a row is missing or if the claim compares no rows.
+    """
+    answer = claim.holds(results)
+    if claim.compared is None or answer is None:
+        return NO_TEST
+    found = list(results.differences(claim.compared).values())
+    deciding = [k for k, values in enumerate(found) if answer or (len(values) and values.mean() <= 0)]
+    counts = [len(found[k]) for k in deciding]
+    tested = [k for k, values in enumerate(found) if len(values) >= FEWEST]
+    ps = dict(zip(tested, holm([t_test(found[k]) for k in tested]), strict=True))
+    if (answer and min(counts) < FEWEST) or not ps.keys() & deciding:
+        return f"too few seeds to test (n = {min(counts, default=0)})"
+    k = max(deciding, key=ps.__getitem__) if answer else min(ps.keys() & deciding, key=ps.__getitem__)
+    p = ps[k] if (found[k].mean() > 0) == answer else 1.0  # seeds that only one row has may turn a mean
+    said = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+    return f"{said} (n = {len(found[k])})" + ("" if p < LEVEL else ": may be chance")
 
 
 def order(results: Results) -> str:

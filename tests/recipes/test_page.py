@@ -45,6 +45,7 @@ def test_page_in_all_formats(records, tmp_path):
         assert "It is plain." in text
         assert "does not hold" in text
         assert "not known yet" in text
+        assert "too few seeds to test (n = 2)" in text
     assert "hatrack run digits-and-clothes hat --seeds 0-1" in html
     assert "| HAT | 2 | 80.0 ± 1.0 |" in markdown
     assert set(re.findall(r"(?:src|href)=\"([^\"#]*)", html)) == {"data:,", ""}, "it loads nothing"

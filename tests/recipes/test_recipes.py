@@ -13,6 +13,7 @@ from hatrack.recipes.hat_2018 import annealing_gradients
 from hatrack.recipes.quick import quick
 from hatrack.recipes.reproduce import missing_rows, read_records, wanted_runs
 from hatrack.recipes.results import Records, Results
+from hatrack.recipes.verdicts import verdict
 from hatrack.reporting.words import run_command
 from tests.helpers.records import make
 from tests.recipes.toys import PART
@@ -85,6 +86,20 @@ def test_the_records_of_the_project_belong_to_rows():
     }
     assert len(shown) > 80
     assert {path.stem for path in (RESULTS / "records").glob("*.json")} - shown == set()
+
+
+def test_what_differs_from_the_paper_has_a_note():
+    """A number that is not reached stays on the page, with what was tried and what we believe to be the reason."""
+    records, silent = read_records(RESULTS), set()
+    for name in RECIPES:
+        for part in (part for part in RECIPES[name].parts if not part.order_by):
+            results = Results(part, records)
+            for row, quantity in ((row, q) for row in part.rows for q in part.columns if q.key in row.published):
+                found = results.summary(row.label, quantity)
+                words = verdict(found, row.published[quantity.key], part.tolerance.get(quantity.key, 0.0))
+                if words in ("higher", "lower") and not row.note:
+                    silent.add((name, part.name, row.label, words))
+    assert silent == set()
 
 
 def test_missing_rows_are_priced_by_similar_records():

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
 from hatrack.recipes.quantities import accuracy_on, epochs_to, largest_loss, lowest_accuracy, ratio
-from hatrack.recipes.recipe import Published
+from hatrack.recipes.recipe import Claim, Published, above, below
 from hatrack.recipes.results import Results, index, rank_correlation
-from hatrack.recipes.verdicts import order, verdict
+from hatrack.recipes.verdicts import order, sureness, verdict
 from hatrack.reporting.measures import MeanStd
 from tests.helpers.records import ACCURACY as MATRICES
 from tests.helpers.records import make, with_spec
@@ -67,13 +68,55 @@ def test_joint_training_that_was_fitted_at_some_lengths_only():
     assert np.isfinite(line[1])
 
 
-def test_above_knows_when_a_row_is_missing(results):
-    assert results.above(ACCURACY, "HAT", "SGD") is True
-    assert results.above(ACCURACY, "SGD", "HAT") is False
-    assert results.above(ACCURACY, "HAT", "SGD", by=0.5) is False
-    assert results.above(ACCURACY, "HAT", "SGD", "EWC") is None
-    assert results.above(ACCURACY, "SGD", "HAT", "EWC") is False  # EWC is missing, but HAT refutes it already
-    assert results.above(ACCURACY, "EWC", "SGD") is None
+def test_a_comparison_knows_when_a_row_is_missing(results):
+    def holds(make, *labels, **options):
+        return make("", ACCURACY, *labels, **options).holds(results)
+
+    assert holds(above, "HAT", "SGD") is True
+    assert holds(above, "SGD", "HAT") is False
+    assert holds(above, "HAT", "SGD", by=0.5) is False
+    assert holds(above, "HAT", "SGD", "EWC") is None
+    assert holds(above, "SGD", "HAT", "EWC") is False  # EWC is missing, but HAT refutes it already
+    assert holds(above, "EWC", "SGD") is None
+    assert holds(below, "SGD", "HAT") is True
+    assert holds(below, "SGD", "HAT", by=0.5) is False
+    assert holds(below, "HAT", "SGD") is False
+
+
+def at_seeds(**values):
+    """Return the results of rows whose average accuracies at seeds 0, 1, ... are given."""
+    records = [
+        with_spec(make(method, 0, [[value, value], [value, value]]), seed=seed)
+        for method, group in values.items()
+        for seed, value in enumerate(group)
+    ]
+    return Results(PART, index(records))
+
+
+def test_the_p_value_of_a_claim_by_hand():
+    # differences 0.10, 0.12, 0.14: t = 0.12 / (0.02 / sqrt 3), 2 degrees of freedom
+    found = at_seeds(hat=[0.80, 0.82, 0.84], sgd=[0.70, 0.70, 0.70], ewc=[0.79, 0.83, 0.81])
+    p = ttest_1samp([0.10, 0.12, 0.14], 0).pvalue
+    assert sureness(found, above("", ACCURACY, "HAT", "SGD")) == f"p = {p:.3f} (n = 3)"
+    assert sureness(found, below("", ACCURACY, "SGD", "HAT")) == f"p = {p:.3f} (n = 3)"
+    assert sureness(found, above("", ACCURACY, "SGD", "HAT")) == f"p = {p:.3f} (n = 3)"  # so sure is it that it fails
+    # with a margin of 0.05 the differences are 0.05, 0.07, 0.09
+    p = ttest_1samp([0.05, 0.07, 0.09], 0).pvalue
+    assert sureness(found, above("", ACCURACY, "HAT", "SGD", by=0.05)) == f"p = {p:.3f} (n = 3)"
+    # against two: the weaker of them decides, which Holm's correction leaves alone
+    p = ttest_1samp([0.01, -0.01, 0.03], 0).pvalue
+    assert sureness(found, above("", ACCURACY, "HAT", "SGD", "EWC")) == f"p = {p:.2f} (n = 3): may be chance"
+    # it fails because of both: the surer p-value, twice as large after Holm
+    p = 2 * ttest_1samp([0.10, 0.12, 0.14], 0).pvalue
+    assert sureness(found, above("", ACCURACY, "SGD", "HAT", "EWC")) == f"p = {p:.3f} (n = 3)"
+
+
+def test_a_claim_without_seeds_is_not_tested():
+    found = at_seeds(hat=[0.80, 0.82], sgd=[0.70, 0.70, 0.71])
+    assert sureness(found, above("", ACCURACY, "HAT", "SGD")) == "too few seeds to test (n = 2)"
+    assert sureness(found, above("", ACCURACY, "SGD", "HAT")) == "too few seeds to test (n = 2)"
+    assert sureness(found, above("", ACCURACY, "HAT", "EWC")) == "—"
+    assert sureness(found, Claim("", lambda r: True)) == "—"
 
 
 def test_quantities_by_hand(results):

@@ -2,7 +2,7 @@
 
 from hatrack.experiments.spec import Run
 from hatrack.recipes.quantities import ratio, summary
-from hatrack.recipes.recipe import Claim, Part, Published, Recipe, Row, percent
+from hatrack.recipes.recipe import Part, Published, Recipe, Row, above, percent
 
 RATIO, ACCURACY = ratio(), summary("accuracy")
 
@@ -26,9 +26,9 @@ PART = Part(
     (ACCURACY, RATIO),
     {"accuracy": 0.005},
     claims=(
-        Claim("HAT is better than SGD.", lambda r: r.above(ACCURACY, "HAT", "SGD")),
-        Claim("SGD is better than HAT.", lambda r: r.above(ACCURACY, "SGD", "HAT")),
-        Claim("HAT is better than EWC.", lambda r: r.above(ACCURACY, "HAT", "EWC")),
+        above("HAT is better than SGD.", ACCURACY, "HAT", "SGD"),
+        above("SGD is better than HAT.", ACCURACY, "SGD", "HAT"),
+        above("HAT is better than EWC.", ACCURACY, "HAT", "EWC"),
     ),
 )
 RECIPE = Recipe("toy", "A toy paper", "Nobody 2026", "Two tasks & three <methods>.", (PART,))
