@@ -23,6 +23,7 @@ from torch.random import fork_rng
 from hatrack.engine import decompositions
 from hatrack.engine.decompositions import CHANGE_LAYOUT, DECOMPOSITIONS
 from hatrack.engine.graph import capture, check_copies, result_signature
+from hatrack.engine.realized import teach_compiler
 from hatrack.engine.rollback import Rollback, restore_afterwards
 from hatrack.engine.signature import OperationLog, input_signature
 
@@ -45,10 +46,12 @@ class Code:
         run: executes it on the inputs of the graph: those of the step, then all other tensors.
         places: by the signature of a step that it was compiled for, where these other tensors are among the external ones of
             the step's log.
+        flops: how many operations the step has, in a list; an empty one as long as they were not counted.
     """
 
     run: Run
     places: dict[str, list[int]] = field(default_factory=dict)
+    flops: list[int | None] = field(default_factory=list)
 
 
 _code_cache: dict[str, Code] = {}  # compiled code by its key: the text of the graph and the signature of its tensors
@@ -83,8 +86,13 @@ class Compiled:
     def __init__(self, function: Run, size: int, rule: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.function, self.size, self.rule = function, size, rule
         self.tensors: list[Tensor] = []  # whatever the function uses besides its inputs
-        self.run: Run | None = None
+        self.code: Code | None = None
         self.tried = False
+
+    @property
+    def run(self) -> Run | None:
+        """The compiled code; None as long as there is none."""
+        return None if self.code is None else self.code.run
 
     @property
     def failed(self) -> bool:
@@ -125,7 +133,7 @@ class Compiled:
                     code.run(*arguments)
                 if signature:
                     code.places[signature] = places
-            self.run = code.run
+            self.code = code
         except Exception as error:  # the compiler may fail in many ways; the step can always run eagerly
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             warnings.warn(f"steps are not compiled: {reason}", stacklevel=4)
@@ -161,7 +169,7 @@ class Compiled:
         if code is None:
             log.restore_grads()
             return False
-        self.run, self.tensors = code.run, [log.external[place].detach() for place in code.places[signature]]
+        self.code, self.tensors = code, [log.external[place].detach() for place in code.places[signature]]
         return True
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> tuple[fx.GraphModule, Container[int], str, list[int]]:
@@ -204,6 +212,7 @@ def compile_graph(graph: fx.GraphModule, inputs: list[Tensor], key: str) -> Run:
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+        teach_compiler()
         logging.getLogger("torch._inductor.select_algorithm").setLevel(logging.ERROR)  # its messages do not help users
         has_lists = any("_foreach_" in str(node.target) for node in graph.graph.nodes)
         options = OPTIONS | {"loop_ordering_after_fusion": not has_lists}  # torch 2.11 fails on operations on tensor lists

@@ -101,6 +101,15 @@ def foreach_add(tensors: list[Tensor], number: float) -> None:
         tensor.add_(number)
 
 
+def index_add(rows: Tensor, dim: int, index: Tensor, added: Tensor, *, alpha: float = 1) -> Any:
+    """Add rows of floats to those of a table by a matrix product. The compiler's own code adds them from several threads at
+    once, whose order, and so the rounding, would change from run to run."""
+    if dim != 0 or alpha != 1 or rows.dim() < 2 or not rows.is_floating_point():
+        return NotImplemented
+    own = (torch.arange(len(rows), device=index.device)[:, None] == index).to(rows.dtype)  # (rows, rows added)
+    return rows.add_((own @ added.flatten(1)).view_as(rows))
+
+
 # Matrix products and convolutions, on a GPU
 
 
@@ -240,6 +249,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten._fused_adamw_.tensor_lr: adamw,
     aten._foreach_mul_.Tensor: foreach_mul,
     aten._foreach_add_.Scalar: foreach_add,
+    aten.index_add_.default: index_add,
     aten.addmm.default: narrow_product,
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,

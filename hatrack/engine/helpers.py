@@ -4,11 +4,14 @@ A helper leaves its code in the compiler's cache on disk, where this process fin
 it fails, or if the step that it compiled is not the one that a fit has, the fit compiles its step itself.
 """
 
+import getpass
 import hashlib
 import multiprocessing
 import os
+import re
 import signal
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +23,7 @@ from typing import Any
 from hatrack.engine.interleaving import others_run
 
 COUNT = min(6, ((os.cpu_count() or 1) - 1) // 2)  # helpers at a time; with few processors they would only slow training down
+UNSAFE = r'[\\/:*?"<>|]'  # characters that the compiler's cache has not in the name of its folder
 PATIENCE = 300.0  # seconds to wait for a helper; then the fit compiles its step itself
 
 _jobs: dict[str, threading.Event] = {}  # by name: set when the helper has ended, whatever came of it
@@ -94,9 +98,18 @@ def wait(name: str) -> None:
 
 def _mark(name: str) -> Path:
     """Return the file that says that the code of a job is in the compiler's cache; it lies in the folder of the cache."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir  # only runs that compile need it
+    return _cache_folder() / "hatrack" / hashlib.sha256(name.encode()).hexdigest()[:32]
 
-    return Path(cache_dir()) / "hatrack" / hashlib.sha256(name.encode()).hexdigest()[:32]
+
+def _cache_folder() -> Path:
+    """Return the folder of the compiler's cache. `torch._inductor` has a function for it, but takes seconds to import."""
+    if given := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        return Path(given).absolute()
+    try:
+        user = getpass.getuser()
+    except (KeyError, ImportError, OSError):  # there is no such user in a container
+        user = f"uid_{os.getuid()}"
+    return Path(tempfile.gettempdir()) / f"torchinductor_{re.sub(UNSAFE, '_', user)}"
 
 
 def is_known(name: str) -> bool:

@@ -6,13 +6,14 @@ The examples of an epoch are listed ahead, so that a step needs nothing from Pyt
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hatrack.engine import philox
 from hatrack.engine.recorded import WARM_UP
 from hatrack.engine.stacked_form import Form
 from hatrack.engine.stacked_graph import lane_tensor
@@ -29,11 +30,14 @@ class Member:
         tensors: those that the step uses besides its inputs; they lie in the lane.
         images: the stored images from which the examples are taken.
         pending: how many steps are to be done.
+        done: how many were done since the lane was handed over.
+        offset: of the run's generator on the GPU when the lane was handed over.
         cpu, gpu: the states of the run's generators while it waits for its steps.
     """
 
     def __init__(self, stack: "Stack", lane: int, tensors: Sequence[Tensor], images: Tensor) -> None:
-        self.stack, self.lane, self.tensors, self.images, self.pending = stack, lane, tensors, images, 0
+        self.stack, self.lane, self.tensors, self.images = stack, lane, tensors, images
+        self.pending = self.done = self.offset = 0
         self.cpu, self.gpu = torch.get_rng_state(), stack.generators[lane] if stack.generators else None
 
 
@@ -55,9 +59,12 @@ class Stack:
         with self.on_stream():
             self.inputs, self.tensors = ([lane_tensor(t, form.lanes).zero_() for t in ts] for ts in (inputs, tensors))
             self.draws = [lane_tensor(draw.blank(self.device), form.lanes).zero_() for draw in form.draws]
+            self.casts = [torch.empty_like(self.tensors[place], dtype=dtype).zero_() for place, dtype in form.casts]
             self.place = torch.zeros(form.lanes, dtype=torch.int64, device=self.device)
             self.lanes = torch.arange(form.lanes, device=self.device)
             self.lists = self._room(ROOM)
+            self.masks = philox.find_masks(form.draws, self.device) if gpu else None  # to be drawn for all lanes at once
+            self.seeds, self.offsets = torch.zeros_like(self.lanes), torch.zeros_like(self.lanes)
         self.generators = [torch.Generator(self.device) for _ in range(form.lanes if gpu else 0)]
         self.graph: Any = None
         self.warm = 0  # how many steps were done since something changed that a recording holds
@@ -79,15 +86,25 @@ class Stack:
     # Members
 
     @torch.no_grad()
-    def join(self, tensors: Sequence[Tensor], images: Tensor) -> Member:
-        """Move the tensors of a run's step to a free lane."""
+    def join(self, tensors: Sequence[Tensor], images: Tensor, fills: Mapping[int, float] | None = None) -> Member:
+        """Move the tensors of a run's step to a free lane.
+
+        Args:
+            tensors: the tensors.
+            images: the stored images from which the examples are taken.
+            fills: for tensors with fewer rows than the lane has, by `id`, the value of the other rows.
+        """
         lane = min(set(range(self.form.lanes)) - self.members.keys())
         self.wait_for_stack()
         shared = self._shared(tensors)
         for own, tensor in zip(self.tensors, tensors, strict=True):
-            own[lane].copy_(tensor)
+            place = own[lane]
+            if place.shape != tensor.shape:
+                place.fill_((fills or {})[id(tensor)])
+                place = place[: len(tensor)]
+            place.copy_(tensor)
             if id(tensor) not in shared:
-                tensor.data = own[lane]
+                tensor.data = place
         moved = [tensor for tensor in tensors if id(tensor) not in shared]
         self.members[lane] = Member(self, lane, moved, images)
         self._forget_recording()
@@ -118,6 +135,10 @@ class Stack:
         self.wait_for_stack()
         for tensor in member.tensors:
             tensor.data = tensor.detach().clone()
+        for own in self.lists:  # the lane goes on without a run: it must ask for no image that the other runs do not have
+            own[member.lane].zero_()
+        if self.stream is not None:  # and it must not change before it was copied
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
         del self.members[member.lane]
         self._forget_recording()
 
@@ -143,18 +164,37 @@ class Stack:
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
+    @torch.no_grad()
     def enter(self, member: Member) -> None:
         """Hand the lane over to the stack, with the state of the run's generators, until `exit`."""
-        member.cpu = torch.get_rng_state()
-        if self.stream is not None and member.gpu is not None:
+        member.cpu, member.done = torch.get_rng_state(), 0
+        self.wait_for_stack()
+        for copy, (place, _) in zip(self.casts, self.form.casts, strict=True):
+            copy[member.lane].copy_(self.tensors[place][member.lane])
+        if self.stream is None or member.gpu is None:
+            return
+        if self.masks is None:
             member.gpu.set_state(torch.cuda.get_rng_state(self.device))
-            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        else:
+            own = self._generator
+            seed, member.offset = own.initial_seed(), own.get_offset()
+            self.seeds[member.lane] = seed - 2**64 if seed >= 2**63 else seed  # its 64 bits
+            self.offsets[member.lane] = member.offset
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    @property
+    def _generator(self) -> torch.Generator:
+        """The generator on the GPU of the run that executes this."""
+        found: torch.Generator = torch.cuda.default_generators[self.device.index or 0]
+        return found
 
     def exit(self, member: Member) -> None:
         """Take the lane back."""
         self.wait_for_stack()
         torch.set_rng_state(member.cpu)
-        if member.gpu is not None:
+        if self.masks is not None:
+            self._generator.set_offset(member.offset + member.done * sum(mask.count for mask in self.masks))
+        elif member.gpu is not None:
             torch.cuda.set_rng_state(member.gpu.get_state(), self.device)
 
     # Steps
@@ -171,6 +211,7 @@ class Stack:
                 self._step_or_replay()
         for member in waiting:
             member.pending -= count
+            member.done += count
 
     def _step_or_replay(self) -> None:
         if self.graph is None and self.record and self.warm >= WARM_UP:
@@ -194,7 +235,8 @@ class Stack:
             images.copy_(next(iter(stores.values())).index_select(0, rows.flatten()).view_as(images))
         else:
             for member in self.members.values():
-                images[member.lane].copy_(member.images.index_select(0, rows[member.lane]).view_as(images[member.lane]))
+                own = images[member.lane].view(-1, *member.images.shape[1:])
+                torch.index_select(member.images, 0, rows[member.lane], out=own)
         for own, part in zip(inputs, others, strict=True):
             own.copy_(part)
         number.copy_(self.place)
@@ -204,9 +246,12 @@ class Stack:
         """Draw the random numbers of every lane from its own generator."""
         if not self.form.draws:
             return
+        if self.masks is not None:
+            philox.draw(self.masks, self.draws, self.seeds, self.offsets)
+            return
         outside, default = torch.get_rng_state(), None
         if self.stream is not None:
-            default = torch.cuda.default_generators[self.device.index or 0]
+            default = self._generator
             before = default.graphsafe_get_state()
         for member in self.members.values():
             torch.set_rng_state(member.cpu)
@@ -220,7 +265,7 @@ class Stack:
             default.graphsafe_set_state(before)
 
     def _compute(self) -> None:
-        self.form.code(*self.inputs, *self.draws, *self.tensors)
+        self.form.code(*self.inputs, *self.draws, *self.tensors, *self.casts)
 
     # Recording
 
@@ -240,7 +285,7 @@ class Stack:
     def _recording(self, *, draws: bool) -> Any:
         graph = torch.cuda.CUDAGraph()
         try:
-            for generator in self.generators if draws else []:
+            for generator in self.generators if draws and self.masks is None else []:
                 graph.register_generator_state(generator)
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                 self._fetch()

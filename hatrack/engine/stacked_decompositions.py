@@ -121,7 +121,10 @@ BY_TORCH = (  # torch's own decompositions
     aten.nll_loss_forward.default,
     aten.nll_loss_backward.default,
 )
-LEFT_OUT = (aten.addmm.default,)  # a head of many runs is a batched product of a good size
+LEFT_OUT = (
+    aten.addmm.default,  # a head of many runs is a batched product of a good size
+    aten.max_pool2d_with_indices_backward.default,  # see windows.py
+)
 STACKED: dict[Any, Any] = {
     **{op: function for op, function in DECOMPOSITIONS.items() if op not in LEFT_OUT},
     **{op: decomposition_table[op] for op in BY_TORCH if op in decomposition_table},

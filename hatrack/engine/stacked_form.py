@@ -1,7 +1,7 @@
 """The form of a stacked step: its code, found by the operations of one run's step, and shared by all runs with the same."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -27,6 +27,7 @@ class Form:
         code: executes it on the inputs, the draws and all other tensors, each with a leading dimension of lanes.
         draws: what every run draws before a step.
         written: which of the other tensors a step writes to.
+        casts: of which of the other tensors a step needs a copy in fewer bits, and its type.
         places: by the signature of a run's step, where the other tensors are among the external ones of its log.
     """
 
@@ -35,7 +36,37 @@ class Form:
     code: Run
     draws: list[Draw]
     written: list[bool]
+    casts: list[tuple[int, torch.dtype]]
     places: dict[str, list[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Padding:
+    """A tensor that gets more rows in a stack than it has, so that runs whose tensors have other numbers of rows fit in.
+
+    Attributes:
+        tensor: the tensor.
+        rows: how many rows it gets.
+        fill: the value of those beyond its own.
+    """
+
+    tensor: Tensor
+    rows: int
+    fill: float
+
+
+@contextmanager
+def padded(paddings: Sequence[Padding]) -> Iterator[None]:
+    """Within it the tensors have all their rows. Gradients, which every step makes anew, are dropped."""
+    before = [padding.tensor.data for padding in paddings]
+    for padding, data in zip(paddings, before, strict=True):
+        more = data.new_full((padding.rows - len(data), *data.shape[1:]), padding.fill)
+        padding.tensor.grad, padding.tensor.data = None, torch.cat([data, more])
+    try:
+        yield
+    finally:
+        for padding, data in zip(paddings, before, strict=True):
+            padding.tensor.grad, padding.tensor.data = None, data
 
 
 @dataclass(frozen=True)
@@ -46,11 +77,13 @@ class RunStep:
         function: a function of tensors that obeys the rule of the step.
         rule: a context manager that is active while the operations are captured.
         compiled: whether the stacked step is compiled.
+        paddings: returns the tensors that get more rows.
     """
 
     function: Callable[..., Tensor]
     rule: Callable[[], AbstractContextManager[None]]
     compiled: bool
+    paddings: Callable[[], Sequence[Padding]] = tuple
 
 
 _forms: dict[str, Form] = {}
@@ -109,8 +142,7 @@ def _make_form(
     stacked = stack_graph(graph, inputs, tensors, lanes)
     code: Run = stacked.module
     if compiled:
-        given = [
-            lane_tensor(t, lanes) for t in (*inputs, *(draw.blank(inputs[0].device) for draw in stacked.draws), *tensors)
-        ]
-        code = compile_graph(stacked.module, given, key)
-    return Form(key, lanes, code, stacked.draws, stacked.written)
+        draws = [draw.blank(inputs[0].device) for draw in stacked.draws]
+        casts = [torch.empty_like(tensors[place], dtype=dtype) for place, dtype in stacked.casts]
+        code = compile_graph(stacked.module, [lane_tensor(t, lanes) for t in (*inputs, *draws, *tensors, *casts)], key)
+    return Form(key, lanes, code, stacked.draws, stacked.written, stacked.casts)

@@ -13,6 +13,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
+from hatrack.engine.realized import realized
+from hatrack.engine.windows import pool_by_windows
+
 aten = torch.ops.aten
 RANDOM = torch.Tag.nondeterministic_seeded
 
@@ -33,7 +36,8 @@ def dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
     return grad * mask * scale
 
 
-ELEMENTWISE = (aten.view.dtype,)  # of numbers of one size
+MANY = 2**16  # numbers of a weight of which a copy in fewer bits is kept
+ELEMENTWISE = (aten.view.dtype, realized)  # the first of numbers of one size
 WITHOUT_RULE: dict[Any, Any] = {  # operations for which `torch.vmap` has no rule
     aten.copy.default: copied,
     aten.fill.Scalar: filled,
@@ -87,11 +91,14 @@ class StackedGraph:
             to the tensors in place.
         draws: what every run draws before the step.
         written: which of the other tensors the step writes to.
+        casts: of which of the other tensors the step needs a copy in fewer bits, and its type. The copies are further inputs
+            at the end; the step keeps them true.
     """
 
     module: fx.GraphModule
     draws: list[Draw]
     written: list[bool]
+    casts: list[tuple[int, torch.dtype]]
 
 
 def stack_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], tensors: Sequence[Tensor], lanes: int) -> StackedGraph:
@@ -117,11 +124,15 @@ def stack_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], tensors: Sequen
         plain = make_fx(torch.func.functionalize(lambda *given: graph(*given)), WITHOUT_RULE)(*fakes)
     first = len(inputs) + len(draws)
     written = _return_writes(plain, first)
+    pool_by_windows(plain.graph)
     _free_of_layouts(plain.graph)
+    casts = _keep_casts(plain.graph, first, written)
+    single += [torch.empty_like(tensors[place], dtype=dtype, device="meta") for place, dtype in casts]
     plain.graph.eliminate_dead_code()
     plain.recompile()
 
     places = [first + place for place, is_written in enumerate(written) if is_written]
+    places += range(len(single) - len(casts), len(single))
 
     def step(*given: Tensor) -> Tensor:
         values = torch.vmap(lambda *one: _Lanes(plain).run(*one))(*given)
@@ -132,7 +143,7 @@ def stack_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], tensors: Sequen
     stacked = [_fake(mode, lane_tensor(t, lanes, meta=True), inputs[0].device) for t in single]
     with mode, _no_loops():
         module = make_fx(step)(*stacked)
-    return StackedGraph(module, draws, written)
+    return StackedGraph(module, draws, written, casts)
 
 
 class _Lanes(fx.Interpreter):
@@ -242,6 +253,38 @@ def _return_writes(graph: fx.GraphModule, first: int) -> list[bool]:
     output = next(node for node in graph.graph.nodes if node.op == "output")
     output.args = (tuple(values[place] for place in sorted(values) if place >= first),)
     return [place in values for place in range(first, len(places))]
+
+
+def _keep_casts(graph: Any, first: int, written: list[bool]) -> list[tuple[int, torch.dtype]]:
+    """Let copies of weights in fewer bits be inputs that the graph also returns, instead of making them at every step.
+
+    Returns:
+        The number of each tensor of which there is such a copy, from input number `first` on, and the type of the copy.
+    """
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    output = next(node for node in graph.nodes if node.op == "output")
+    values = dict(zip((place for place, is_written in enumerate(written) if is_written), output.args[0], strict=True))
+    last, copies = inputs[-1], []
+    found: list[tuple[int, torch.dtype]] = []
+    for place in values:
+        for node in [user for user in inputs[first + place].users if _is_cast(user)]:
+            dtype = node.kwargs["dtype"]
+            with graph.inserting_after(last):
+                last = graph.placeholder(f"cast_{len(found)}")
+            node.replace_all_uses_with(last)
+            with graph.inserting_before(output):
+                copies.append(graph.call_function(aten._to_copy.default, (values[place],), {"dtype": dtype}))
+            found.append((place, dtype))
+    output.args = ((*output.args[0], *copies),)
+    return found
+
+
+def _is_cast(node: Any) -> bool:
+    """Return whether a node is a copy of many numbers in fewer bits."""
+    if node.target is not aten._to_copy.default or set(node.kwargs) != {"dtype"}:
+        return False
+    before, after = (n.meta["val"] for n in (node.args[0], node))
+    return bool(before.numel() >= MANY and before.is_floating_point() and after.element_size() < before.element_size())
 
 
 def _free_of_layouts(graph: fx.Graph) -> None:

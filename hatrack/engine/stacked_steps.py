@@ -1,14 +1,14 @@
 """The steps of one fit as steps of a stack, where the runs of a command are stacked."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from hatrack.engine.interleaving import lane_count, stacking, stand_apart, step_done, wait_together
 from hatrack.engine.stack import Member, Stack
-from hatrack.engine.stacked_form import RunStep, find_form
+from hatrack.engine.stacked_form import Padding, RunStep, find_form, padded
 from hatrack.tasks.batches import split_batches
 from hatrack.tasks.split import Split
 
@@ -65,7 +65,7 @@ class StackedSteps:
         try:
             if self.failed:
                 raise RuntimeError(self.failed)
-            self._join((*self.split.fetch(index), number.clone()))
+            self._join((*self.split.fetch(index), number.clone()), self.step.paddings())
         except Exception as error:  # it may fail in many ways; the step can always run alone
             self.failed = (str(error).splitlines() or [type(error).__name__])[0]
             warnings.warn(f"steps are not stacked and run side by side: {self.failed}", stacklevel=4)
@@ -73,13 +73,22 @@ class StackedSteps:
             stand_apart(apart=True)
         return self.member is not None
 
-    def _join(self, inputs: tuple[Tensor, ...]) -> None:
-        stacks = stacking()
+    def _join(self, inputs: tuple[Tensor, ...], paddings: Sequence[Padding]) -> None:
+        stacks, form = stacking(), None
         assert stacks is not None
-        form, tensors = find_form(self.step, inputs, lane_count())
-        if form.key not in stacks:
-            stacks[form.key] = Stack(form, inputs, tensors, record=self.record)
-        self.member = stacks[form.key].join(tensors, self.split.x)
+        try:
+            with padded(paddings):
+                form, tensors = find_form(self.step, inputs, lane_count())
+                if form.key not in stacks:
+                    stacks[form.key] = Stack(form, inputs, tensors, record=self.record)
+        except Exception:  # a step may need its tensors as they are
+            if not paddings or form is not None:
+                raise
+        if form is None:  # not above, where the error still holds what the step has computed with more rows
+            self._join(inputs, ())
+            return
+        fills = {id(padding.tensor): padding.fill for padding in paddings}
+        self.member = stacks[form.key].join(tensors, self.split.x, fills)
 
     def _enter(self, member: Member) -> None:
         """Hand the lane over to the stack; at the beginning of an epoch, with the list of its examples."""

@@ -174,6 +174,16 @@ class Split:
         """Return the batch of the examples with these numbers; `size` is that of a full one."""
         return self.batch(self.fetch(index), step, steps, size)
 
+    def laid_out(self) -> Self:
+        """Return a split whose stored images have their pixels where the network sees them. They are copied for it, unless
+        they are in the host's memory, streamed, of several tasks, or have their pixels there already."""
+        transform, size = self.transform, 4096
+        if transform.pixels is None or self.on_host or self.stream is not None or isinstance(self.task, Tensor):
+            return self
+        moved = [transform.move_pixels(self.x.index_select(0, rows)) for rows in torch.split(self.rows, size)]
+        rows = torch.arange(len(self), device=self.rows.device)
+        return replace(self, x=torch.cat(moved), rows=rows, transform=replace(transform, pixels=None))
+
     def part(self, index: Tensor) -> Self:
         """Return a split of the examples with these numbers; the images are not copied."""
         task = self.task[index] if isinstance(self.task, Tensor) else self.task

@@ -39,12 +39,7 @@ class Transform:
             row: the row of the tables for each example; None takes the first for all.
             crops: random crops to apply before normalisation, see `draw_crops`.
         """
-        x = raw.flatten(1)
-        if self.pixels is not None:
-            pixels = self.pixels[0] if row is None else self.pixels[row]
-            index = pixels.clamp(min=0)
-            x = (x.index_select(1, index) if row is None else x.gather(1, index)).masked_fill(pixels < 0, 0)
-        x = x.reshape(len(x), *self.shape)
+        x = self.move_pixels(raw, row)
         if x.dtype == torch.int64:  # token ids
             return x
         x = scaled(x)
@@ -53,6 +48,15 @@ class Transform:
         mean, std = (t[row] if row is not None else t for t in (self.mean, self.std))
         dims = (-1, mean.shape[1]) + (1,) * (len(self.shape) - 1)
         return x.sub(mean.view(dims)).div_(std.view(dims))
+
+    def move_pixels(self, raw: Tensor, row: Tensor | None = None) -> Tensor:
+        """Return raw images (batch, *shape) whose pixels are where the network sees them, without normalisation."""
+        x = raw.flatten(1)
+        if self.pixels is not None:
+            pixels = self.pixels[0] if row is None else self.pixels[row]
+            index = pixels.clamp(min=0)
+            x = (x.index_select(1, index) if row is None else x.gather(1, index)).masked_fill(pixels < 0, 0)
+        return x.reshape(len(x), *self.shape)
 
 
 MARGIN = 4  # the pixels by which a crop may be off the centre

@@ -76,6 +76,17 @@ def test_lists_of_tensors():
     assert all(map(torch.equal, one, two))
 
 
+def test_rows_are_added_by_a_product():
+    rows, added, index = torch.randn(5, 3, 2), torch.randn(7, 3, 2), torch.tensor([0, 4, 4, 1, 0, 4, 2])
+    expected = rows.double()
+    for row, number in zip(added.double(), index.tolist(), strict=True):
+        expected[number] += row
+    found = decompositions.index_add(given := rows.clone(), 0, index, added)
+    assert found is given
+    torch.testing.assert_close(found.double(), expected)
+    assert decompositions.index_add(torch.zeros(5, 3).long(), 0, index, torch.ones(7, 3).long()) is NotImplemented
+
+
 @pytest.mark.parametrize("gpu", [False, True])
 def test_the_norm_of_all(gpu, monkeypatch):
     monkeypatch.setattr(decompositions, "on_gpu", lambda x: gpu)

@@ -59,6 +59,33 @@ def test_a_helper_that_can_t_be_started(monkeypatch):
     assert not helpers.is_known("one")
 
 
+@pytest.mark.parametrize("user", ["ada", "a:b/c", None])
+@pytest.mark.parametrize("given", ["cache", None])
+def test_marks_lie_in_the_folder_of_the_compiler(user, given, tmp_path, monkeypatch):
+    """It is found without importing the compiler, which a run does not wait for."""
+    from torch._inductor.runtime import cache_dir_utils
+
+    def getuser():
+        if user is None:
+            raise KeyError("no such user")
+        return user
+
+    monkeypatch.setattr("getpass.getuser", getuser)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    if given:
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", given)
+        assert str(helpers._cache_folder()) == cache_dir_utils.cache_dir()
+    else:
+        assert str(helpers._cache_folder()) == cache_dir_utils.default_cache_dir()
+
+
+def test_whether_a_job_is_known_is_found_out_without_the_compiler():
+    code = "from hatrack.engine import helpers; import sys; helpers.is_known('one'); print('torch._inductor' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
+
+
 def test_nobody_waits_for_a_job_that_was_not_given():
     helpers.wait("nothing")
 

@@ -1,12 +1,15 @@
 """Runs that are stacked give the results of each alone, to rounding, and forget nothing."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from hatrack import HAT, Method, Network, Regime, Trainer
-from hatrack.engine import decompositions
+from hatrack.engine import decompositions, stacked_form, stacked_graph
 from hatrack.engine.interleaving import run_interleaved
+from hatrack.engine.precision import cpu_computes_bfloat16
 from hatrack.seeds import seeded
 from tests.helpers.learning import OPTIMIZERS, make
 from tests.helpers.pictures import convolutional, pictures
@@ -36,6 +39,12 @@ def test_another_seed_would_be_seen():
     alone, stacked = alone_and_stacked(maker("hat"), seeds=(0, 1))
     with pytest.raises(AssertionError):
         assert_close(alone, stacked[::-1])
+
+
+@pytest.mark.parametrize("optimizer", ["kept momentum", "kept adam"])
+def test_heads_that_are_packed_follow_the_stack(optimizer):
+    """What an optimizer keeps of them goes on to the next task, when another run has their lane."""
+    assert_close(*alone_and_stacked(maker("er", Regime(epochs=2, batch=16, **OPTIMIZERS[optimizer]), 3), seeds=(0, 1)))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -116,6 +125,145 @@ def test_other_classes_and_methods_have_stacks_of_their_own():
         return make(name, tasks, seed=seed), tasks, Trainer(REGIME, seed=seed, engine="eager")
 
     assert_close(*alone_and_stacked(build, seeds=range(5), workers=4))
+
+
+def run_forms(build, seeds):
+    """The runs stacked, and how many forms of steps they had."""
+    stacked_form._forms.clear()
+    runs = run_interleaved([lambda s=s: Learned(build, s) for s in seeds], torch.device("cpu"), len(seeds), stack=True)
+    return runs, len(stacked_form._forms)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw", "sgd"])
+def test_tasks_with_other_classes_share_a_stack(optimizer):
+    """At the same time one run learns three classes and another one five; their heads have room for five."""
+    how = {"momentum": {"lr": 0.05, "weight_decay": 0.01}, "adamw": {"lr": 0.01, "weight_decay": 0.1}, "sgd": {"lr": 0.1}}
+    regime = Regime(epochs=3, batch=16, optimizer=optimizer, **how[optimizer])
+
+    def build(seed):
+        tasks = [toy_tasks(2, classes=(3, 5)[(k + seed) % 2], seed=seed)[k] for k in range(2)]
+        return make("hat", tasks, seed=seed), tasks, Trainer(regime, seed=seed, engine="eager")
+
+    stacked, forms = run_forms(build, (0, 1))
+    assert_close([Learned(build, seed) for seed in (0, 1)], stacked)
+    assert not any(run.forgets() for run in stacked)
+    assert forms == 1
+    assert [len(head.weight) for head in stacked[1].method.net.heads] == [5, 3]
+
+
+@pytest.mark.parametrize("name", ["joint", "er", "derpp"])
+def test_methods_that_use_several_heads_with_other_classes(name):
+    """All rows of a head with more rows than outputs count, not as many as it has outputs: 16 times 5 logits would also be
+    20 times 4."""
+    regime = Regime(epochs=2, batch=16, optimizer="adam", lr=0.01, keep_state=True)
+
+    def build(seed):
+        tasks = [toy_tasks(2, classes=(4, 5)[(k + seed) % 2], seed=seed)[k] for k in range(2)]
+        return make(name, tasks, seed=seed), tasks, Trainer(regime, seed=seed, engine="eager")
+
+    assert_close(*alone_and_stacked(build, seeds=(0, 1)))
+
+
+def test_a_step_that_needs_a_head_as_it_is_has_a_stack_of_its_own():
+    class Exact(Method):
+        def loss(self, batch):
+            logits = self(batch.x, batch.task)
+            return batch.loss(logits) + logits.add(torch.ones(self.net.classes[batch.task])).square().mean()
+
+    def build(seed):
+        tasks = [toy_tasks(2, classes=(3, 5)[(k + seed) % 2], seed=seed)[k] for k in range(2)]
+        return Exact(make("sgd", tasks, seed=seed).net), tasks, Trainer(REGIME, seed=seed, engine="eager")
+
+    stacked, forms = run_forms(build, (0, 1))
+    assert_close([Learned(build, seed) for seed in (0, 1)], stacked)
+    assert forms == 2
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "sgd"])
+def test_weight_decay_makes_no_class_likely(optimizer):
+    """It brings the biases of classes that a task does not have near 0; with momentum they would overshoot."""
+    how = {"momentum": {"lr": 0.1, "weight_decay": 0.05}, "sgd": {"lr": 0.1, "weight_decay": 5}}
+    regime = Regime(epochs=40, batch=16, optimizer=optimizer, schedule="constant", restore=False, **how[optimizer])
+
+    def build(seed):
+        tasks = [toy_tasks(2, classes=(3, 5)[(k + seed) % 2], seed=seed)[k] for k in range(2)]
+        return make("sgd", tasks, seed=seed), tasks, Trainer(regime, seed=seed, engine="eager")
+
+    assert_close(*alone_and_stacked(build, seeds=(0, 1)))
+
+
+def test_a_lane_without_a_run_asks_for_no_image_of_its_last_run():
+    """A run learns a large task and a small one, and ends; its lane goes on beside a run that has few images."""
+
+    def build(seed):
+        tasks = [toy_tasks(2, seed=seed, train=size)[k] for k, size in enumerate(((400, 40), (60, 60))[seed])]
+        regime = Regime(epochs=(1, 20)[seed], batch=16, lr=0.1, schedule="constant")
+        return make("sgd", tasks, seed=seed), tasks, Trainer(regime, seed=seed, engine="eager")
+
+    assert_close(*alone_and_stacked(build, seeds=(0, 1)))
+
+
+def test_gradients_of_more_rows_are_dropped():
+    """Counting operations notes gradients and gives them back, which fails if they have other rows than their tensors."""
+    weight = nn.Parameter(torch.ones(3, 2))
+    weight.grad = torch.ones(3, 2)
+    with stacked_form.padded([stacked_form.Padding(weight, 5, -1.0)]):
+        assert weight.grad is None
+        assert weight[3:].eq(-1).all()
+        weight.sum().backward()
+        assert weight.grad.shape == (5, 2)
+    assert weight.grad is None
+    assert torch.equal(weight, torch.ones(3, 2))
+
+
+def test_other_targets_keep_their_classes():
+    """The mean of all log-probabilities, which smoothed labels need, would be minus infinity."""
+    regime = Regime(epochs=2, batch=16, lr=0.1, smoothing=0.1)
+
+    def build(seed):
+        tasks = [toy_tasks(2, classes=(3, 5)[(k + seed) % 2], seed=seed)[k] for k in range(2)]
+        return make("sgd", tasks, seed=seed), tasks, Trainer(regime, seed=seed, engine="eager")
+
+    stacked, forms = run_forms(build, (0, 1))
+    assert_close([Learned(build, seed) for seed in (0, 1)], stacked)
+    assert forms == 2
+
+
+def test_moved_pixels_make_no_other_form():
+    """Tasks whose pixels are permuted, and tasks whose pixels are not."""
+
+    def build(seed):
+        tasks = toy_tasks(2, seed=seed)
+        if seed:
+            order = torch.randperm(tasks[0].train.transform.mean.new_zeros(tasks[0].train.x[0].shape).numel())[None]
+            tasks = [replace(t, **{k: moved(getattr(t, k), order) for k in ("train", "valid", "test")}) for t in tasks]
+        return make("sgd", tasks, seed=seed), tasks, Trainer(REGIME, seed=seed, engine="eager")
+
+    def moved(split, order):
+        return replace(split, transform=replace(split.transform, pixels=order))
+
+    torch.manual_seed(0)
+    stacked, forms = run_forms(build, (0, 1))
+    torch.manual_seed(0)
+    assert_close([Learned(build, seed) for seed in (0, 1)], stacked)
+    assert forms == 1
+
+
+def test_copies_in_fewer_bits_are_kept(monkeypatch):
+    """With bfloat16 weights are copied once per update, in the stacked step, and after every change from outside."""
+    if not cpu_computes_bfloat16():
+        pytest.skip("this processor can't compute in bfloat16")
+    monkeypatch.setattr(stacked_graph, "MANY", 2)
+
+    def learned(seed):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            return Learned(maker("hat"), seed)
+
+    stacked_form._forms.clear()
+    alone = [learned(seed) for seed in (0, 1)]
+    stacked = run_interleaved([lambda s=s: learned(s) for s in (0, 1)], torch.device("cpu"), 2, stack=True)
+    assert any(form.casts for form in stacked_form._forms.values())
+    assert_close(alone, stacked, 2e-2)
 
 
 def test_compiled():

@@ -5,6 +5,8 @@ import torch
 
 from hatrack import Regime, Trainer
 from hatrack.engine.interleaving import run_interleaved
+from hatrack.engine.philox import draw, find_masks
+from hatrack.engine.stacked_graph import Draw
 from tests.helpers.learning import make
 from tests.helpers.pictures import convolutional, pictures
 from tests.helpers.stacking import Learned, alone_and_stacked, assert_close
@@ -48,3 +50,31 @@ def test_convolutions(engine):
         alone = [Learned(build, seed, "cuda") for seed in range(3)]
         for one, two in zip(alone, stacked, strict=True):
             torch.testing.assert_close(torch.tensor(one.losses[:6]), torch.tensor(two.losses[:6]), rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(64, 29, 29, 64), (64, 2048), (3, 4)])
+def test_masks_of_all_lanes_are_those_that_torch_draws(dtype, shape):
+    device, share = torch.device("cuda"), 0.2
+    stride = torch.empty(shape).stride()
+    each = Draw(torch.ops.aten.native_dropout.default, shape, stride, torch.bool, dtype, (share, True), {})
+    masks = find_masks([each, each], device)
+    assert masks is not None
+    own = [torch.zeros(3, *shape, dtype=torch.bool, device=device) for _ in masks]
+    seeds, offsets = (torch.tensor(values, device=device) for values in ([1, 2**62, 7], [0, 4, 400]))
+    before = offsets.clone()
+    draw(masks, own, seeds, offsets)
+    generator = torch.cuda.default_generators[0]
+    for lane in range(3):
+        generator.manual_seed(int(seeds[lane]))
+        generator.set_offset(int(before[lane]))
+        for mask in own:
+            assert torch.equal(mask[lane], each(device))
+        assert generator.get_offset() == int(offsets[lane])
+
+
+def test_other_draws_are_left_to_torch():
+    normal = Draw(torch.ops.aten.randn.default, (8,), (1,), torch.float32, None, ([8],), {"device": "cuda"})
+    odd = Draw(torch.ops.aten.native_dropout.default, (3,), (1,), torch.bool, torch.float32, (0.5, True), {})
+    assert find_masks([normal], torch.device("cuda")) is None
+    assert find_masks([odd], torch.device("cuda")) is None
