@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
-from hatrack.methods.parts.memory import Ring, grow_with, unused_heads
+from hatrack.methods.parts.memory import Ring, grow_with, mixing, unused_heads
 from hatrack.methods.parts.vectors import grads, set_grads, values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
@@ -70,10 +70,12 @@ class AGEM(Method):
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         earlier = self.memory.tasks() - {task.index}
-        unused = {id(p) for p in unused_heads(self.net, {task.index, *earlier})}
+        tasks = {task.index, *earlier}
+        unused = {id(p) for p in unused_heads(self.net, tasks)}
         trained = [p for p in self.parameters() if p.requires_grad and id(p) not in unused]
         self.projected = trained if earlier else []  # the first task is plain SGD
-        fit(self, task)
+        with mixing(self, AGEM, tasks):
+            fit(self, task)
         self._add_to_memory(task)
 
     def _add_to_memory(self, task: Task) -> None:
@@ -90,13 +92,14 @@ class AGEM(Method):
             return
         assert isinstance(batch.task, int), "A-GEM learns one task at a time"
         x, y, tasks, _ = self.memory.sample(self.reference, without=batch.task)
+        projected = self.net.packed.replace(self.projected) if self.net.packed else self.projected
         with torch.enable_grad():
             loss = F.cross_entropy(self(x, tasks), y)
-            reference = torch.autograd.grad(loss, self.projected, allow_unused=True, materialize_grads=True)
-        for parameter in self.projected:  # the batch gives heads of earlier tasks no gradient, but the projection may
+            reference = torch.autograd.grad(loss, projected, allow_unused=True, materialize_grads=True)
+        for parameter in projected:  # the batch gives heads of earlier tasks no gradient, but the projection may
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        set_grads(self.projected, project(grads(self.projected), values(reference)))
+        set_grads(projected, project(grads(projected), values(reference)))
 
 
 def project(gradient: Tensor, reference: Tensor) -> Tensor:

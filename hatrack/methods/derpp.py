@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
-from hatrack.methods.parts.memory import Examples, Reservoir, head_sizes, unused_heads
+from hatrack.methods.parts.memory import Examples, Reservoir, head_sizes, mixing, unused_heads
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.tasks.split import Batch
@@ -69,8 +69,10 @@ class DERpp(Method):
         self.memory.widen("logits", max(widths, default=0))
 
     def learn_task(self, task: Task, fit: Fit) -> None:
-        self.unused = unused_heads(self.net, {task.index, *self.memory.tasks()})
-        fit(self, task)
+        tasks = {task.index, *self.memory.tasks()}
+        self.unused = unused_heads(self.net, tasks)
+        with mixing(self, DERpp, tasks):
+            fit(self, task)
 
     def forget_task(self, task: int) -> None:
         super().forget_task(task)

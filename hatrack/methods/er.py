@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
-from hatrack.methods.parts.memory import Memory, Reservoir, Ring, grow_with, unused_heads
+from hatrack.methods.parts.memory import Memory, Reservoir, Ring, grow_with, mixing, unused_heads
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.tasks.split import Batch
@@ -67,8 +67,10 @@ class ER(Method):
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         self.memory.expect(len(task.train))
-        self.unused = unused_heads(self.net, {task.index, *self.memory.tasks()})
-        fit(self, task)
+        tasks = {task.index, *self.memory.tasks()}
+        self.unused = unused_heads(self.net, tasks)
+        with mixing(self, ER, tasks):
+            fit(self, task)
 
     def forget_task(self, task: int) -> None:
         super().forget_task(task)

@@ -25,7 +25,14 @@ from hatrack.methods.growth.growth import (
 )
 from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
-from hatrack.methods.parts.annealing import Anneal, ValidationOption, compensation, hardness, without_denormals
+from hatrack.methods.parts.annealing import (
+    Anneal,
+    AnnealedGates,
+    ValidationOption,
+    compensation,
+    hardness,
+    without_denormals,
+)
 from hatrack.methods.parts.candidates import (
     ReuseOption,
     RoomOption,
@@ -78,6 +85,7 @@ class HAT(Method):
     gates: Tensor  # (tasks, units), of finished tasks
     done: Tensor  # (tasks,): whether a task is finished
     frozen: Tensor  # (units,): units of layers that the user froze
+    price: Tensor  # (units,): the gradient of c times the capacity term by every gate
 
     keeps: ClassVar = {"gates": "masks", "embeddings": "masks"}
 
@@ -147,7 +155,8 @@ class HAT(Method):
         self.freezes: list[PartialFreeze] = []
         self.own: dict[str, Tensor] = {}  # with candidates: which weights of the trunk are the task's own, by name
         self.used = torch.zeros(self.units.count)  # the largest gate of finished tasks, for every unit
-        self.price = torch.zeros(self.units.count)  # the gradient of c times the capacity term by every gate
+        self.any_frozen = bool(self.frozen.any())
+        self._set_price()
         self.growth = Growth()
         self.on_new_tasks()
         try_growth(self)
@@ -260,14 +269,15 @@ class HAT(Method):
 
         Tasks that were learned at an earlier width count as well, each by itself or all of one width together.
         """
-        shares = {name: torch.zeros(p.shape) for name, p in self._shared_weights().items()}
+        shares = {name: torch.zeros(p.shape, device=p.device) for name, p in self._shared_weights().items()}
         for gates in tasks:
-            masks = {f"trunk.{name}": mask for name, mask in self.units.weight_masks(gates).items()}
+            masks = {f"trunk.{name}": mask for name, mask in self.units.weight_masks(gates, near=True).items()}
             # All tasks use the outputs of a shared head; a head per task needs no protection.
             masks |= {"heads.0.weight": self.units.feature_masks(gates.cpu()), "heads.0.bias": torch.ones(())}
-            shares = {name: torch.maximum(share, masks[name]) for name, share in shares.items()}
+            shares = {name: torch.maximum(share, masks[name].to(share.device)) for name, share in shares.items()}
         for masks in masks_of_generations(self, together=together):
-            shares = {name: torch.maximum(share, masks[name.removeprefix("trunk.")]) for name, share in shares.items()}
+            masks = {f"trunk.{name}": mask for name, mask in masks.items()}
+            shares = {name: torch.maximum(share, masks[name].to(share.device)) for name, share in shares.items()}
         return shares
 
     @torch.no_grad()
@@ -282,20 +292,29 @@ class HAT(Method):
             self.used = (~mine).to(self.used)
             self.own = own_weights(self.units, mine)
             shares = {f"trunk.{name}": (~mask).float() for name, mask in self.own.items()}
-        free = self._free()
-        self.price = free * (self.c / free.sum().clamp(min=1e-6))
+        self._set_price()
         empty, soft = not finished and self.candidates is None, self.kind == "soft"
         for name, parameter in self._shared_weights().items():
             # What is held whole is trained by the first task, whatever the engine: see `Freeze`.
             share = torch.zeros_like(shares[name]) if empty else shares[name]
             self.freezes.append(PartialFreeze(parameter, share, soft=soft, empty=empty))
 
+    def _set_price(self) -> None:
+        """Compute the price of every gate."""
+        free = self._free()
+        total = free.sum().clamp(min=1e-6)
+        self.price = free * (torch.full_like(total, self.c) / total)
+
     def loss(self, batch: Batch) -> Tensor:
-        """Return the loss of the task with annealed gates, plus c times the capacity term (Eq. 4)."""
+        """Return the loss of the task with annealed gates, plus c times the capacity term (Eq. 4). Its gradient by the
+        embedding is compensated for the annealing."""
         assert isinstance(batch.task, int), "HAT learns one task at a time"
-        gates = self.soft_gates(self.embeddings[batch.task], hardness(batch, self.smax, self.anneal))
-        features = self.units.run(batch.x, self._opened(gates), self._tensors(batch.task))
-        return batch.loss(self.net.head(features, batch.task)) + self.c * self.capacity(gates)
+        e, s = self.embeddings[batch.task], hardness(batch, self.smax, self.anneal)
+        frozen = self.frozen if self.any_frozen else None
+        gates, price = AnnealedGates.apply(e, s, self.smax, self.price, frozen)  # type: ignore[no-untyped-call]
+        features = self.units.run(batch.x, self._without_others(gates), self._tensors(batch.task))
+        loss: Tensor = batch.loss(self.net.head(features, batch.task)) + price
+        return loss
 
     def soft_gates(self, e: Tensor, s: Tensor) -> Tensor:
         """Return the gates (units,) of an embedding at hardness s (Eq. 1)."""
@@ -303,10 +322,11 @@ class HAT(Method):
 
     def _opened(self, gates: Tensor) -> Tensor:
         """Return soft gates as they are applied."""
-        opened = without_denormals(gates)
-        if self.candidates is not None:  # `used` is 1 for all other units, which stay closed unless the user froze them
-            opened = torch.where((self.used == 0) | self.frozen, opened, 0.0)
-        return opened
+        return self._without_others(without_denormals(gates))
+
+    def _without_others(self, gates: Tensor) -> Tensor:
+        """Close the gates of units that are no candidates: `used` is 1 for them. Those that the user froze stay open."""
+        return gates if self.candidates is None else torch.where((self.used == 0) | self.frozen, gates, 0.0)
 
     def soft_forward(self, x: Tensor, task: int, s: Tensor, last: LastPass) -> Tensor:
         """Return the logits of the task being learned, with its gates at hardness s, as `loss` has them but for rounding.
@@ -335,13 +355,9 @@ class HAT(Method):
         return self.c * float(self.capacity(self.final_gates(task))) if self.validation == "total" else 0.0
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
-        """Mask the gradients of used weights (Eq. 2) and compensate those of the embeddings for the annealing (2.5)."""
+        """Mask the gradients of used weights (Eq. 2). Those of the embeddings are compensated already (2.5)."""
         for partial in self.freezes:
             partial.mask_grad()
-        assert isinstance(batch.task, int)
-        e = self.embeddings[batch.task]
-        if e.grad is not None:
-            e.grad.mul_(compensation(e, hardness(batch, self.smax, self.anneal), self.smax))
 
     def gate_gradient(self, grad: Tensor, s: Tensor) -> Tensor:
         """Return the gradient by which the embedding moves: that of a loss without the capacity term, plus c times that of
@@ -373,13 +389,14 @@ class HAT(Method):
         if old is not None:  # all at the width that it was learned at
             trunk = tensors = old.tensors(self.net.trunk)
             units, gates = old.units, gates[old.places.units]
-        open_gates = gates.float().cpu()
-        masks = {name: share == 1 for name, share in units.weight_masks(open_gates).items() if name in units.traced}
+        shares = units.weight_masks(gates, near=True)
+        masks = {name: share.bool() for name, share in shares.items() if name in units.traced}  # they are 0 or 1
         own = {f"trunk.{name}": torch.where(mask.to(trunk[name].device), trunk[name], 0) for name, mask in masks.items()}
         own |= {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
         if self.net.shared:
             weight = self.net.heads[0].get_parameter("weight")
-            own["heads.0.weight"] = torch.where((self.units.feature_masks(open_gates) == 1).to(weight.device), weight, 0)
+            read = self.units.feature_masks(gates.float().cpu()) == 1
+            own["heads.0.weight"] = torch.where(read.to(weight.device), weight, 0)
         return {**self.used_of_network(task, own, tensors), "gates": gates}
 
     @torch.no_grad()
@@ -416,6 +433,7 @@ class HAT(Method):
         self.units, device = wider.units, self.net.example.device
         self.units.to(device)
         self.held, self.frozen = self.units.held_whole(), self.units.frozen().to(device)
+        self.any_frozen = bool(self.frozen.any())
         self.norms = TaskNorms(self.net, shared=self.norms.shared, more=sorted(self.units.per_task))
         gates, places = self.gates.new_zeros(len(self.gates), self.units.count), wider.places.units
         gates[:, places] = self.gates

@@ -36,7 +36,7 @@ def heads_by_task(heads: Sequence[nn.Linear], features: Tensor, task: Tensor) ->
     Returns:
         (batch, most classes), as in `by_task`.
     """
-    width = max(head.out_features for head in heads)
+    width = max(len(head.weight) for head in heads)  # a stack of runs gives a head more rows than it has outputs
     kind = torch.get_autocast_dtype(features.device.type) if torch.is_autocast_enabled(features.device.type) else None
     low = torch.finfo(kind or heads[0].weight.dtype).min  # finite in the type of the logits
     weight = torch.cat(_filled_up([head.weight for head in heads], width, 0.0))

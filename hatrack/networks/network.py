@@ -6,7 +6,8 @@ so that their initial weights depend on the seed and the number of the task only
 
 import copy
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self, cast, get_args
 
 import torch
@@ -18,6 +19,7 @@ from hatrack.networks.arguments import cannot_run, check_arguments, check_classe
 from hatrack.networks.freezing import freeze_parts
 from hatrack.networks.heads import by_task, heads_by_task
 from hatrack.networks.initial_weights import initialise
+from hatrack.networks.packed_heads import PackedHeads, can_be_packed
 from hatrack.networks.preprocessing import Preprocessing, as_example, classes_and_example
 from hatrack.seeds import seeded
 from hatrack.tasks.split import TaskId, shape_text
@@ -104,6 +106,8 @@ class Network(nn.Module):
         self.frozen = [*freeze_parts(trunk, freeze), *frozen_norms(trunk)]
         self.classes: list[int] = []
         self.in_use = 0  # while a task is learned: of how many tasks there can be examples in a batch; otherwise 0
+        self.mixed: Collection[int] = ()  # the tasks whose heads batches train that mix tasks: see `mixing`
+        self.packed: PackedHeads | None = None  # their heads, while a fit has them together: see `pack`
         self.targets: dict[int, Target] = {}  # of learned tasks that ask for something else than plain classes
         self.example_task: int | None = None  # the task whose first training images are the example, once it was learned
         self.heads = nn.ModuleList()  # of nn.Linear: one per task, or a single one; of "class", the rows of each task
@@ -146,6 +150,10 @@ class Network(nn.Module):
         parent, _, own = name.rpartition(".")
         setattr(trunk.get_submodule(parent), own, nn.Identity())
         return cls(trunk, classes, example, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle holds: all but what a fit has put together for its steps."""
+        return {**self.__dict__, "mixed": (), "packed": None}
 
     def __repr__(self) -> str:
         counts, parameters = self.classes, sum(p.numel() for p in self.parameters())
@@ -357,6 +365,31 @@ class Network(nn.Module):
         if not self.needs_no_task:
             self.heads[task].load_state_dict(self.new_head(task).state_dict())
 
+    @contextmanager
+    def mixing(self, tasks: Collection[int]) -> Iterator[None]:
+        """Say that in the block batches mix these tasks and no others, so that a fit may pack their heads."""
+        self.mixed = () if self.needs_no_task else sorted(tasks)
+        try:
+            yield
+        finally:
+            self.mixed = ()
+            self.unpack()
+
+    def pack(self) -> PackedHeads | None:
+        """Put the heads of the tasks that are mixed together in memory, until `unpack`. None if there are none, or if a user
+        has changed one of them."""
+        self.unpack()
+        heads = {task: cast("nn.Linear", self.heads[task]) for task in self.mixed}
+        if heads and can_be_packed([*heads.values()]):
+            self.packed = PackedHeads(heads)
+        return self.packed
+
+    def unpack(self) -> None:
+        """Give every head memory of its own again."""
+        if self.packed is not None:
+            self.packed.release()
+            self.packed = None
+
     def head(self, features: Tensor, task: TaskId) -> Tensor:
         """Return logits (batch, classes of the task) from features.
 
@@ -375,6 +408,8 @@ class Network(nn.Module):
         if self.incremental:
             rows = list(self.heads)[: task + 1 if isinstance(task, int) else None]
             return torch.cat([head(features) for head in rows], 1)
+        if self.packed is not None and self.packed.in_step:
+            return self.packed(features, task)
         if isinstance(task, int):
             return self.heads[task](features)  # type: ignore[no-any-return]
         if self.in_use and self.training and torch.is_grad_enabled():  # a step; a callback may ask for any task

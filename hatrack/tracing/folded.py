@@ -106,9 +106,7 @@ class FoldedGates(ApplyGates):
         self.left, self.trunk, self.tensors, self.looked = last, trunk, tensors, not last.knows(trunk, places)
         if self.looked:
             last.look(trunk, tensors)
-        super().__init__(last.names, places, gates, training=trunk.training)
-        parts = torch.split(gates, [units.stop - units.start for units in layers])  # once: each slice has a backward pass
-        self.parts = {units.start: part for units, part in zip(layers, parts, strict=True)}
+        super().__init__(last.names, places, gates, layers, training=trunk.training)
         self.called: Norms = {}
         self.versions = {} if last.norms else {id(t): _version(t) for t in last.tensors}  # before the first step
         expected = last.expected()
@@ -122,11 +120,6 @@ class FoldedGates(ApplyGates):
             self.left.look(self.trunk, self.tensors)
             self.names, self.looked = self.left.names, True
         return super().name_of(tensors)
-
-    def values(self, gate: Gate) -> Tensor:
-        """Return the values (channels,) of a gate."""
-        found = self.parts.get(gate.first)
-        return found if found is not None and len(found) == len(gate.units) else gate.values(self.gates)
 
     def call(self, found: Key, gate: Gate | None, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function and apply the gate to its result, or to what a norm is given."""

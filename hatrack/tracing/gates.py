@@ -10,7 +10,7 @@ A loop may be longer or shorter than it was on the example. A call that the exam
 call of the same parameter, and `lengths.py` checks that everything that was found out on the example holds for it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -70,7 +70,8 @@ class Gate(NamedTuple):
 
     def apply(self, x: Tensor, values: Tensor) -> Tensor:
         """Return x with the values (channels,) of its gates applied."""
-        values = values.view([-1 if d == self.dim else 1 for d in range(x.dim())])
+        if self.dim != x.dim() - 1:
+            values = values.view([-1 if d == self.dim else 1 for d in range(x.dim())])
         return torch.where(values, x, 0) if values.dtype == torch.bool else x * values.to(x.dtype)
 
     def to(self, device: torch.device) -> "Gate":
@@ -135,15 +136,28 @@ class ApplyGates(CountedCalls):
         names: the name of every parameter and buffer of the trunk, by `id`.
         places: the gate of every traced call; None if the call has none.
         gates: (units,), the value of every gate.
+        layers: the units of every layer, consecutive; none: every call takes its part of the gates by itself.
         training: the trunk is in training mode, in which it may compute statistics that the example did not need.
 
     Attributes:
         others: the calls that the example did not make.
     """
 
-    def __init__(self, names: dict[int, str], places: "Places", gates: Tensor, *, training: bool = False) -> None:
+    def __init__(
+        self,
+        names: dict[int, str],
+        places: "Places",
+        gates: Tensor,
+        layers: Sequence[slice] = (),
+        *,
+        training: bool = False,
+    ) -> None:
         super().__init__(names)
         self.places, self.gates, self.training = places, gates, training
+        # Once, if they learn: each slice would have a backward pass of its own.
+        learn = bool(layers) and gates.requires_grad
+        parts = torch.split(gates, [units.stop - units.start for units in layers]) if learn else ()
+        self.parts = {units.start: part for units, part in zip(layers, parts, strict=False)}
         self.others: list[Key] = []
         self._own = {number: gate for number, name in names.items() if isinstance(gate := places.gates.get((name, 0)), Gate)}
 
@@ -178,7 +192,8 @@ class ApplyGates(CountedCalls):
 
     def values(self, gate: Gate) -> Tensor:
         """Return the values (channels,) of a gate."""
-        return gate.values(self.gates)
+        found = self.parts.get(gate.first)
+        return found if found is not None and len(found) == len(gate.units) else gate.values(self.gates)
 
     def call(self, found: Key, gate: Gate | None, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function and apply the gate of its place to the result."""
@@ -252,4 +267,17 @@ def named_arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 def tensor_names(trunk: nn.Module) -> dict[int, str]:
     """Return the name of every parameter and buffer of a trunk, by the tensor's `id`."""
-    return {id(t): name for name, t in [*trunk.named_buffers(), *trunk.named_parameters()]}
+    found: dict[int, str] = {}
+    _note_names(trunk, "", found)
+    return found
+
+
+def _note_names(part: nn.Module, prefix: str, found: dict[int, str]) -> None:
+    """Note the names of tensors, the first of each; torch's own lists of them take several times as long."""
+    for table in (part._parameters, part._buffers):
+        for name, tensor in table.items():
+            if tensor is not None:
+                found.setdefault(id(tensor), prefix + name)
+    for name, module in part._modules.items():
+        if module is not None:
+            _note_names(module, f"{prefix}{name}.", found)

@@ -10,7 +10,7 @@ from torch import nn
 from hatrack import HAT, Network, Regime, Trainer
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.methods.hat import compensation, without_denormals
-from hatrack.methods.parts.annealing import hardness
+from hatrack.methods.parts.annealing import AnnealedGates, hardness
 from hatrack.networks.alexnet import alexnet
 from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
@@ -90,6 +90,27 @@ def test_tiny_gates_lose_their_value_but_not_their_gradient():
     assert torch.equal(out, torch.tensor([1e-12, 1e-12, 1e-11, 0.3, 1.0]))
     (out * torch.arange(5.0)).sum().backward()
     assert gates.grad.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("some", [False, True])
+def test_gates_and_their_price_by_autograd(some):
+    """The gradient of what is applied and of the price, in float64, times the compensation."""
+    e = torch.linspace(-3, 3, 40, dtype=torch.float64).requires_grad_()
+    price, weight = torch.rand(2, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    frozen, s = torch.arange(40) % 5 == 0, torch.tensor(9.0, dtype=torch.float64)
+    gates, paid = AnnealedGates.apply(e, s, 400.0, price, frozen if some else None)
+    (found,) = torch.autograd.grad((gates * weight).sum() + 3 * paid, e)
+    expected = torch.where(frozen & some, 1.0, torch.sigmoid(s * e))
+    torch.testing.assert_close(gates, expected)
+    torch.testing.assert_close(paid, (expected * price).sum())
+    (plain,) = torch.autograd.grad((expected * (weight + 3 * price)).sum(), e)
+    torch.testing.assert_close(found, plain * compensation(e.detach(), s, 400.0))
+    assert bool((found[frozen] == 0).all()) == some
+
+
+def test_gates_that_are_applied_are_no_denormals():
+    gates, _ = AnnealedGates.apply(torch.tensor([-1.0, -0.05, 1.0]), torch.tensor(400.0), 400.0, torch.ones(3), None)
+    assert gates.tolist() == pytest.approx([1e-12, torch.sigmoid(torch.tensor(-20.0)).item(), 1.0])
 
 
 @pytest.mark.parametrize("s", [20.0, 60.0, 100.0, 160.0, 400.0])
@@ -450,3 +471,12 @@ def test_an_interruption_after_the_fit_is_rolled_back(masks, monkeypatch):
         hat.learn(others[0], Trainer(Regime(epochs=2, batch=16, lr=0.1)))
     for key, value in hat.state_dict().items():
         assert torch.equal(value, before[key]), key
+
+
+def test_the_compensated_gradient_has_no_derivative():
+    """It is no gradient of a function, so that a second derivative would be wrong in silence."""
+    e = torch.randn(3, requires_grad=True)
+    gates, _ = AnnealedGates.apply(e, torch.tensor(2.0), 400.0, torch.ones(3), None)
+    (grad,) = torch.autograd.grad(gates.square().sum(), e, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()

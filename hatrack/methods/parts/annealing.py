@@ -1,14 +1,16 @@
 """The annealing of hard attention: gates that are soft at the beginning of every epoch and hard at its end (HAT, Eq. 3)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from hatrack.options import Option
 from hatrack.tasks.split import Batch
 
 Anneal = Literal["paper", "authors"]
+SMALLEST = 1e-12  # of gates that are applied: see `without_denormals`
 ValidationOption = Annotated[
     Literal["loss", "total"],
     Option(
@@ -32,8 +34,41 @@ def hardness(batch: Batch, smax: float, anneal: Anneal) -> Tensor:
     if anneal == "authors":
         share = batch.seen
     else:
-        share = torch.where(batch.steps > 1, batch.step / (batch.steps - 1).clamp(min=1), 1.0)
+        # The only batch of an epoch counts as the last: 2 - steps is 1 there, and otherwise no number of a batch.
+        share = torch.maximum(batch.step, 2 - batch.steps) / (batch.steps - 1).clamp_(min=1)
     return 1 / smax + (smax - 1 / smax) * share
+
+
+class AnnealedGates(torch.autograd.Function):
+    """Computes the gates sigmoid(se) of an embedding (HAT, Eq. 1) as they are applied, and their price: c times the capacity
+    term (Eq. 4 and 5).
+
+    The gradient of e is compensated for the annealing (2.5). All of it is in one function, because on a small network the
+    gates' many operations on a few numbers, each with a backward pass, would take as long as all others.
+
+    Args:
+        e: the embedding (units,).
+        s: the hardness, 0-d.
+        smax: the hardness at the end of an epoch.
+        price: (units,), of every gate.
+        frozen: (units,), gates that are open whatever e is; None if there are none.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, e: Tensor, s: Tensor, smax: float, price: Tensor, frozen: Tensor | None) -> tuple[Tensor, Tensor]:
+        gates = torch.sigmoid(s * e)
+        if frozen is not None:
+            gates = torch.where(frozen, 1.0, gates)
+        ctx.save_for_backward(e, s, price, gates)
+        ctx.smax = smax
+        return gates.clamp(min=SMALLEST), torch.dot(gates, price)
+
+    @staticmethod
+    @once_differentiable  # the compensated gradient is no gradient of a function
+    def backward(ctx: Any, grad: Tensor, of_price: Tensor) -> tuple[Tensor | None, ...]:
+        e, s, price, gates = ctx.saved_tensors
+        slope: Tensor = torch.ops.aten.sigmoid_backward(torch.addcmul(grad, price, of_price), gates)
+        return (slope * s).mul_(compensation(e, s, ctx.smax)), None, None, None, None
 
 
 def without_denormals(gates: Tensor) -> Tensor:
@@ -43,9 +78,9 @@ def without_denormals(gates: Tensor) -> Tensor:
     CPU is many times slower. They are not set to 0, because a relu has no slope there. In a sum of closed gates alone, as
     of a residual connection, the larger one no longer decides the sign, and so which of them a relu lets learn.
     """
-    return gates + (gates.clamp(min=1e-12) - gates).detach()
+    return gates + (gates.clamp(min=SMALLEST) - gates).detach()
 
 
 def compensation(e: Tensor, s: Tensor, smax: float) -> Tensor:
     """Return the factor on the gradient of an embedding: smax (cosh(se) + 1) / (s (cosh(e) + 1)), |se| clamped at 50."""
-    return smax / s * (torch.cosh((s * e).clamp(-50, 50)) + 1) / (torch.cosh(e) + 1)
+    return (smax / s * (s * e).clamp_(-50, 50).cosh_().add_(1)).div_(torch.cosh(e).add_(1))

@@ -6,8 +6,9 @@ example of a batch is written to some row. Those that are not kept are written t
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,11 @@ from torch.nn import functional as F
 
 from hatrack.networks.network import Network
 from hatrack.tasks.split import TaskId
+
+if TYPE_CHECKING:
+    from hatrack.methods.method import Method
+
+STEP = ("forward", "loss", "edit_grads", "constrain")  # what runs inside the training step
 
 
 class Examples(NamedTuple):
@@ -127,6 +133,7 @@ class Memory(nn.Module, ABC):
     def forget(self, task: int) -> None:
         """Remove the examples of a task."""
         self.used.logical_and_(self.task != task)
+        self.y[0], self.task[0] = 0, 0  # if none is left, steps look at row 0, and any network has this class of this task
 
     def tasks(self) -> set[int]:
         """Return the tasks that have examples in the memory. Not to be called in a step."""
@@ -207,3 +214,18 @@ def unused_heads(net: Network, tasks: Collection[int]) -> list[nn.Parameter]:
     if net.incremental:  # the rows of earlier classes are used all the same
         heads = list(net.heads)[max(tasks, default=-1) + 1 :]
     return [parameter for head in heads for parameter in head.parameters()]
+
+
+def mixing(method: "Method", kind: "type[Method]", tasks: Collection[int]) -> AbstractContextManager[None]:
+    """Say that in the block batches mix these tasks and no others: see `Network.mixing`.
+
+    A class of the user's own that changes the step may take a head, its gradient or all parameters by themselves, so that it
+    gets heads with memory of their own.
+
+    Args:
+        method: the method.
+        kind: the class whose steps know that heads can be packed.
+        tasks: the tasks.
+    """
+    same = all(getattr(type(method), name) is getattr(kind, name) for name in STEP)
+    return method.net.mixing(tasks) if same else nullcontext()
