@@ -16,6 +16,7 @@ CLOSED = {  # folders that get one line
     "hatrack/datasets/samples": "real images that ship with the package, with their licences",
     "docs/results/figures": "figures of some runs",
     "docs/results/records": "the records behind the pages of results",
+    "docs/results/timings": "times behind the page of ewc-cnn, by `python -m speed.penalty`",
     "docs/results/tuning": "the outcomes of searches and the records behind the page of tuning",
     "docs/results/precision": "records of the same runs in tf32 and in bfloat16",
     "tests/data": "files of earlier versions, which later ones must read",

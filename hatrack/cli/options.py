@@ -112,7 +112,7 @@ def how_to_run() -> list[click.Option]:
         click.Option(
             ["--stack"],
             is_flag=True,
-            help="experimental: do the steps of parallel runs as one step; the same to rounding",
+            help="do the steps of parallel runs as one step; the same to rounding",
         ),
     ]
 

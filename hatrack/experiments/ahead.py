@@ -15,6 +15,7 @@ from torch import nn
 from hatrack._version import __version__
 from hatrack.engine import helpers
 from hatrack.engine.choice import Precision
+from hatrack.engine.compiled import import_compiler
 from hatrack.engine.interleaving import is_interleaved
 from hatrack.engine.precision import precision_scope
 from hatrack.engine.recorded import own_stream
@@ -86,8 +87,10 @@ class Ahead:
             helpers.remember(name)
 
 
-def compile_ahead(spec: Run, tasks: list[Task], method: Method, device: torch.device, precision: Precision) -> Ahead | None:
-    """Let helpers compile the steps of a run's tasks.
+def compile_ahead(
+    spec: Run, tasks: list[Task], method: type[Method], device: torch.device, precision: Precision
+) -> Ahead | None:
+    """Let helpers compile the steps of a run's tasks; they begin before the run has built its own method.
 
     Each form is compiled by one helper. A run that is alone compiles the step of its first task itself at the same time.
 
@@ -150,6 +153,7 @@ def compile_step(job: dict[str, Any]) -> None:
     """Take one step of the given tasks of a run and compile that of the last one."""
     spec, device = Run.from_spec(job["spec"], own=[job["spec"]["method"]]), torch.device(job["device"])
     torch.set_num_threads(job["threads"])
+    import_compiler()  # while the method is built
     tasks = all_to_device([imitate(k, form) for k, form in enumerate(job["tasks"])], device)
     with precision_scope(job["precision"], device):
         method = build_method(spec, tasks, build_trunk(spec, tasks), device)

@@ -116,16 +116,19 @@ def run(
         raise Stopped("stopped before the next run")
     trainer = Trainer(spec.regime, seed=spec.seed, progress=progress or False, engine=engine)
     with precision_scope(precision, torch.device(device)), ExitStack() as open_files:
-        began = time.perf_counter()
+        began, kind = time.perf_counter(), METHODS.find(spec.method)
+        if spec.benchmark_options.get("data") != "sample" and trainer.likely_compiles(kind, torch.device(device).type):
+            import_compiler()  # while data are loaded and the method is built
         trainer.tasks = tasks = build_tasks(spec, device)  # what is wrong with a run shows here, before anything is written
         trainer.check_tasks()
         trainer.count_costs, trainer.ranks = True, ranks
         if spec.watch_tasks:
             trainer.watch_tasks, trainer.after_epoch = tasks, CapacityCurve()
-        compiles = trainer.compiles(METHODS.find(spec.method), torch.device(device).type)
-        if compiles:
-            import_compiler()  # while the method is built
-        compiles &= stacking() is None  # helpers compile the steps of single runs
+        ahead = None
+        if trainer.compiles(kind, torch.device(device).type):
+            import_compiler()
+            if stacking() is None:  # helpers compile the steps of single runs
+                ahead = compile_ahead(spec, tasks, kind, torch.device(device), precision)
         method = build_method(spec, tasks, build_trunk(spec, tasks), device)
         for task in tasks:
             task.target.check_for(type(method).__name__, method.targets, task.name)
@@ -142,7 +145,6 @@ def run(
             trainer.checkpointer, tuned = folder.checkpointer, folder.keep_note(tuned)
         trainer.log = open_log(spec, tasks, method, folder, trackers, device, began)
         open_files.push(partial(end_log, trainer.log))
-        ahead = compile_ahead(spec, tasks, method, torch.device(device), precision) if compiles else None
         trainer.wait_for_code = ahead.wait if ahead else None
         try:
             pretrained = None

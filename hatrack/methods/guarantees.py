@@ -1,10 +1,10 @@
 """Verify the guarantees for finished tasks: everything that they use keeps its bits, and their logits stay the same.
 
 `Method.used_by` returns what a task uses: weights, gates, norms, head. Digests of these tensors are taken before a new task
-is learned and compared afterwards; those of a saved method also before saving and after loading. But a trunk may use
-tensors that a method does not know. So the logits of finished tasks on some images, the probes, are also compared before
-and after a new task is learned: on the network's example, on images of the new task, and on stored images of the finished
-task itself, if the method keeps any.
+is learned and compared afterwards, on a GPU as fingerprints; those of a saved method also before saving and after loading.
+But a trunk may use tensors that a method does not know. So the logits of finished tasks on some images, the probes, are also
+compared before and after a new task is learned: on the network's example, on images of the new task, and on stored images of
+the finished task itself, if the method keeps any.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,6 +18,7 @@ from hatrack.files import tensors
 from hatrack.methods.fit import CountedFit
 from hatrack.methods.hidden_state import HiddenState
 from hatrack.methods.modes import evaluation_mode
+from hatrack.methods.parts.fingerprint import fingerprint
 from hatrack.seeds import seeded
 from hatrack.tasks.task import Task
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 ROUNDING = (
     1e-4  # the difference of logits that is allowed, as a share of the largest: sums in another order round differently
 )
+FINGERPRINTED = ("cuda",)  # devices whose tensors need not come to the host to be compared
+QUICK = "fingerprint "  # the beginning of a digest that is one
 PROBES = 16  # images of the new task among the probes
 BATCH = 512  # images in one forward pass
 
@@ -37,7 +40,9 @@ def transaction(method: "Method", task: Task, fit: CountedFit) -> Iterator[None]
     method, and what the fit carries over from task to task, is rolled back to what it was before the block."""
     before, hidden = {key: value.clone() for key, value in method.state_dict().items()}, HiddenState(method)
     mode, cancel = method.training, fit.begin(method)
-    method.probes, bits = take_probes(method, task), take_digests(method, task)
+    known = _known_digests(method)
+    method.probes = take_probes(method, task, known)
+    bits = take_digests(method, task, known)
     try:
         try:
             yield
@@ -79,11 +84,21 @@ def roll_back(method: "Method", before: dict[str, Tensor]) -> None:
 
 
 @torch.no_grad()
-def digest(method: "Method", task: int) -> str:
-    """Return a digest of all that a finished task uses, with its preprocessing; empty if the method guarantees nothing."""
+def digest(method: "Method", task: int, *, quick: bool = False) -> str:
+    """Return a digest of all that a finished task uses, with its preprocessing; empty if the method guarantees nothing.
+
+    Args:
+        method: the method.
+        task: the number of the task.
+        quick: for comparisons in this process: on a GPU a fingerprint, which is computed there.
+    """
     used = method.used_by(task)
-    rows = {f"view {name}": row for name, row in method.net.preprocessing.rows(task).items()}
-    return tensors.digest({**used, **rows}) if used else ""
+    if not used:
+        return ""
+    used = {**used, **{f"view {name}": row for name, row in method.net.preprocessing.rows(task).items()}}
+    if quick and any(tensor.device.type in FINGERPRINTED for tensor in used.values()):
+        return f"{QUICK}{fingerprint(used)}"
+    return tensors.digest(used)
 
 
 class Bits(NamedTuple):
@@ -94,11 +109,16 @@ class Bits(NamedTuple):
     versions: Mapping[str, tuple[int, int]]
 
 
-def take_digests(method: "Method", new: Task) -> dict[int, str]:
-    """Return the digests of the finished tasks that must not change: of now, or of when the method was saved or loaded."""
+def _known_digests(method: "Method") -> dict[int, str]:
+    """Return the digests that need not be computed: of when the method was saved or loaded, or of when the last task was
+    learned, if nothing was written since then."""
     same = method.bits is not None and method.bits.versions == _versions(method)
-    known = {**(method.bits.digests if method.bits and same else {}), **method.digests}
-    found = {task: known.get(task) or digest(method, task) for task in method.history if task != new.index}
+    return {**(method.bits.digests if method.bits and same else {}), **method.digests}
+
+
+def take_digests(method: "Method", new: Task, known: Mapping[int, str]) -> dict[int, str]:
+    """Return the digests of the finished tasks that must not change: those that are known, and of the others as of now."""
+    found = {task: known.get(task) or digest(method, task, quick=True) for task in method.history if task != new.index}
     return {task: bits for task, bits in found.items() if bits}
 
 
@@ -116,7 +136,7 @@ def check_digests(method: "Method", then: Mapping[int, str] | None = None) -> No
         then: the digests of tasks, as they were; None: those of when the method was saved or loaded.
     """
     for task, bits in (method.digests if then is None else then).items():
-        if digest(method, task) != bits:
+        if digest(method, task, quick=bits.startswith(QUICK)) != bits:
             since = "the method was saved or loaded" if method.digests.get(task) == bits else "they were last compared"
             raise ValueError(
                 f"task {task} ({method.history[task]!r}) is not what it was: weights, gates, norms or a head that it uses "
@@ -164,10 +184,17 @@ def _named(method: "Method", task: int) -> str:
     return f"task {task} ({method.history[task]!r})"
 
 
-def take_probes(method: "Method", new: Task) -> Probes:
+def take_probes(method: "Method", new: Task, known: Mapping[int, str] | None = None) -> Probes:
     """Compute the probes of the finished tasks that must not change: on the example images, on some of the new task, and on
-    those of the finished task that were stored."""
-    guaranteed = [task for task in method.history if task != new.index and method.used_by(task)]
+    those of the finished task that were stored.
+
+    Args:
+        method: the method.
+        new: the task that is to be learned.
+        known: digests of finished tasks: what has one is guaranteed, and need not be asked for.
+    """
+    others = [task for task in method.history if task != new.index]
+    guaranteed = [task for task in others if (known or {}).get(task) or method.used_by(task)]
     if not guaranteed or new.shape != method.net.example.shape[1:]:
         return Probes({}, {})
     some = new.train.inputs(torch.arange(min(PROBES, len(new.train)), device=new.train.y.device))

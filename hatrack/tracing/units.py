@@ -31,6 +31,7 @@ from hatrack.tracing.exchange import filled, functional_call
 from hatrack.tracing.folded import FoldedGates, LastPass
 from hatrack.tracing.gates import LAYERS, RECURRENT, ApplyGates, Gate, Key, Places, not_on_example, tensor_names
 from hatrack.tracing.lengths import Example, trace_example
+from hatrack.tracing.mask_tables import MaskTables
 from hatrack.tracing.norm_calls import NORMS
 from hatrack.tracing.opened import OPENED
 from hatrack.tracing.parameters import per_task_parameters
@@ -88,6 +89,7 @@ class Units:
         self._unused = _unused(trace.uses, tracker.total)
         self.layout = {n: (tracker.first[n], p.shape, p.stride(), p.storage_offset()) for n, p in twin.named_parameters()}
         self._members = _padded(tracker.dependencies.sets)
+        self._tables = self._near = MaskTables(self.uses, self._unused == 1, self._members)
         small = per_task_parameters(tracker, dict(twin.named_parameters()))
         unknown = {name: operation for name, operation in tracker.untraceable.items() if name not in small}
         self.frozen_entirely = self._find_frozen_entirely(twin, unknown, on_unknown, leave)
@@ -101,8 +103,8 @@ class Units:
         self._check(twin, x)
 
     def to(self, device: torch.device) -> None:
-        """Move the tensors that `run` needs to a device."""
-        self.places = self.places.to(device)
+        """Move the tensors that `run` needs to a device, and the tables of masks."""
+        self.places, self._near = self.places.to(device), self._tables.to(device)
 
     @property
     def gates(self) -> dict[Key, Gate | FusedGate | None]:
@@ -163,7 +165,8 @@ class Units:
         return features
 
     def _run(self, trunk: nn.Module, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        calls = ApplyGates(_names(trunk, tensors), self.places, gates, training=trunk.training)
+        layers = [*self.layers.values()]
+        calls = ApplyGates(_names(trunk, tensors), self.places, gates, layers, training=trunk.training)
         return self._run_in(calls, trunk, x, tensors)
 
     def _run_in(self, calls: ApplyGates, trunk: nn.Module, x: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -199,26 +202,19 @@ class Units:
         with seeded(0, "check of units, a run"):
             return self._run(trunk, x, gates, tensors)
 
-    def weight_masks(self, values: Tensor) -> dict[str, Tensor]:
+    def weight_masks(self, values: Tensor, *, near: bool = False) -> dict[str, Tensor]:
         """Compute a mask of every parameter from one value per unit, such as the gates of a task.
 
         Args:
-            values: (units,), from 0 (not used) to 1 (used).
+            values: (units,), from 0 (not used) to 1 (used), or bools.
+            near: compute them on the device of `to`, if the tables fit there; otherwise on the CPU.
 
         Returns:
             By name, in the shape of the parameter: min(value of the unit that a weight writes, largest value of the units
-            that it reads); the largest such minimum if several calls use the weight; 1 if it is frozen entirely.
+            that it reads); the largest such minimum if several calls use the weight; 1 if it is frozen entirely. Floats, or
+            bools if the values are.
         """
-        values = values.detach().float().cpu()
-        set_values, total = self._set_values(values), self._unused.clone()
-        values = torch.cat([values, torch.ones(1)])  # the last stands for ALWAYS_OPEN
-        for use in self.uses:
-            least = torch.minimum(values[use.writes], set_values[use.reads]).expand(use.shape).reshape(-1)
-            if use.positions is None:
-                part = total[use.start : use.start + len(least)]
-                torch.maximum(part, least, out=part)
-            else:
-                total.scatter_reduce_(0, use.positions.reshape(-1), least, "amax")
+        total = (self._near if near else self._tables).masks(values)
         masks = {}
         for name, (start, shape, stride, offset) in self.layout.items():
             masks[name] = total.as_strided(shape, stride, start + offset)
@@ -228,26 +224,24 @@ class Units:
 
     def held_whole(self) -> dict[str, str]:
         """Return the trained parameters that no task after the first can change in any element, with the reason."""
-        masks = self.weight_masks(torch.zeros(self.count))
+        masks = self._always_used()
         trained = {name for name, p in self.trunk.named_parameters() if p.requires_grad and p.numel()}
-        whole = [name for name in masks if name in self.traced & trained and bool((masks[name] == 1).all())]
+        whole = [name for name in masks if name in self.traced & trained and bool(masks[name].all())]
         return {name: self.frozen_entirely.get(name, "not used on the example") for name in whole}
 
     def held_elements(self) -> dict[str, int]:
         """Return how many elements of each trained parameter no task after the first can change."""
-        masks = self.weight_masks(torch.zeros(self.count))
+        masks = self._always_used()
         trained = {name for name, p in self.trunk.named_parameters() if p.requires_grad}
-        return {name: int((masks[name] == 1).sum()) for name in masks if name in self.traced & trained}
+        return {name: int(masks[name].count_nonzero()) for name in masks if name in self.traced & trained}
+
+    def _always_used(self) -> dict[str, Tensor]:
+        """Return which weights every task uses, also one whose gates are all closed: bools."""
+        return {name: mask.bool() for name, mask in self.weight_masks(torch.zeros(self.count, dtype=torch.bool)).items()}
 
     def feature_masks(self, values: Tensor) -> Tensor:
         """Return for every feature the largest value of the units that it depends on, given one value per unit."""
-        return self._set_values(values)[self.features]
-
-    def _set_values(self, values: Tensor) -> Tensor:
-        """Return for every dependency set the largest value of its units: 0 if it is empty, 1 if it is always active."""
-        largest = torch.cat([values, values.new_zeros(1)])[self._members].amax(1)
-        largest[ALWAYS_ACTIVE] = 1
-        return largest
+        return self._tables.set_values(values)[self.features]
 
     def members(self, set_id: int) -> list[int] | None:
         """Return the units of a dependency set; None if it stands for "always active"."""
@@ -289,7 +283,7 @@ class Units:
             gates = torch.rand(self.count, generator=draw) < share
             masks = self.weight_masks(gates)
             before = self._run_alike(trunk, x, gates, {})
-            changed = {n: _noisy(t, masks[n] == 0, draw) for n, t in trunk.named_parameters() if n in self.traced}
+            changed = {n: _noisy(t, ~masks[n].bool(), draw) for n, t in trunk.named_parameters() if n in self.traced}
             broken |= not before.isfinite().all()
             if torch.equal(before, self._run_alike(trunk, x, gates, changed)) or not before.isfinite().all():
                 continue
@@ -345,7 +339,9 @@ def _why(tracker: DependencyTracker) -> str:
 def _noisy(parameter: Tensor, where: Tensor, draw: torch.Generator) -> Tensor:
     """Add noise to some elements. `requires_grad` and strides stay: torch chooses the kernels of some products by them."""
     noise = torch.randn(parameter.shape, generator=draw).to(parameter.dtype)
-    result = parameter.detach().clone().copy_(torch.where(where, parameter + noise, parameter))
+    result = torch.where(where, noise.add_(parameter.detach()), parameter.detach())
+    if result.stride() != parameter.stride():
+        result = parameter.detach().clone().copy_(result)
     return result.requires_grad_(parameter.requires_grad)
 
 

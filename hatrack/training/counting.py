@@ -116,7 +116,7 @@ def held_bytes(module: nn.Module, optimizers: list[Optimizer]) -> int:
     """
     lists = [item for value in vars(module).values() if isinstance(value, list) for item in value]
     others = [t for item in lists if isinstance(item, nn.Module) for t in (*item.parameters(), *item.buffers())]
-    states = [tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in state.values()]
+    states = [tensor for o in optimizers for weight in o.weights for tensor in o.state[weight].values()]
     trained = [weight for optimizer in optimizers for weight in optimizer.weights]
     return sum(t.nbytes for t in (*module.parameters(), *module.buffers(), *others, *trained, *states))
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hatrack.engine.compiled import Compiled
 from hatrack.methods.fit import FitResult
 from hatrack.methods.method import Method
 from hatrack.tasks.batches import split_batches
@@ -37,8 +38,24 @@ class FitCosts:
         """Return whether a step with a batch of this size is the first one, which is counted."""
         return self.measure and size not in self.flops
 
-    def count(self, step: Callable[..., Any], inputs: tuple[Tensor, ...], size: int, ranks: Ranks | None = None) -> None:
-        """Do a step, and count its operations. One that is to be recorded runs eagerly at first."""
+    def count(
+        self,
+        step: Callable[..., Any],
+        inputs: tuple[Tensor, ...],
+        size: int,
+        ranks: Ranks | None = None,
+        *,
+        keep: bool = False,
+    ) -> None:
+        """Do a step, and count its operations. One that is to be recorded runs eagerly at first.
+
+        Args:
+            step: the step.
+            inputs: its inputs.
+            size: the size of its batch.
+            ranks: the processes that share it.
+            keep: the memory that it takes counts, too.
+        """
         self.note_peak()
         if countable(self.method):
             count = count_real_step(step, inputs)
@@ -46,7 +63,18 @@ class FitCosts:
         else:
             self.flops[size] = None
             step(*inputs)
-        self.begin()
+        if not keep:
+            self.begin()
+
+    def count_compiled(self, compiled: Compiled, inputs: Callable[[], tuple[Tensor, ...]]) -> None:
+        """Count the operations of a step that has been compiled; those of another task that took the same code serve."""
+        code, known = compiled.code, compiled.code.flops if compiled.code and countable(self.method) else []
+        if not known:
+            self.count_trial(compiled.function, inputs(), compiled.size)
+            known = [self.flops[compiled.size]]
+            if code and countable(self.method):
+                code.flops = known
+        self.flops[compiled.size] = known[0]
 
     def count_trial(self, step: Callable[..., Tensor], inputs: tuple[Tensor, ...], size: int) -> None:
         """Count the operations of a step that is rolled back: what is compiled or stacked can't be counted itself."""

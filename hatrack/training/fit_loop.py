@@ -15,7 +15,7 @@ from hatrack.engine.compiled import Compiled
 from hatrack.engine.interleaving import stacking, step_done, wait_for_gpu
 from hatrack.engine.recorded import Recorded
 from hatrack.engine.rules import watch_step, watched
-from hatrack.engine.stacked_form import RunStep
+from hatrack.engine.stacked_form import Padding, RunStep
 from hatrack.engine.stacked_steps import StackedSteps
 from hatrack.methods.divergence import NOT_THE_RATE, Diverged
 from hatrack.methods.evaluate import Evaluation, Score
@@ -26,7 +26,7 @@ from hatrack.regime import LRSchedule, Regime
 from hatrack.seeds import derive, generator, seeded
 from hatrack.tasks.batches import count_batches, split_batches
 from hatrack.tasks.split import Batch, TaskId
-from hatrack.tasks.targets import other_score
+from hatrack.tasks.targets import CLASSES, other_score
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import draw_crops
 from hatrack.training.augmentation import augmented
@@ -37,6 +37,9 @@ from hatrack.training.fit_costs import FitCosts
 from hatrack.training.fit_optimizers import Optimizers
 from hatrack.training.prefetch import Prefetcher
 from hatrack.training.ranks import Ranks
+
+UNLIKELY = -1e15  # the logit of a class that a task does not have
+FADED = 10.0  # weight decay makes such a logit smaller; it stays unlikely if the sum of all decays is at most this
 
 
 def max_steps(task: Task, regime: Regime) -> int:
@@ -94,10 +97,15 @@ class FitLoop:
         self.device, batches = task.train.y.device, count_batches(len(task.train), regime.batch)
         steps = max_steps(task, regime) if steps is None else steps
         compiled, record = choose_engine("eager" if watch else engine, self.device.type, steps)
-        self.optimizers = Optimizers(regime, list(self.weights.values()), plain)
+        # With kept states every head has its own count of Adam's steps; packed heads have one for all.
+        self.packed = None if regime.keep_state and "adam" in regime.optimizer else method.net.pack()
+        weights = list(self.weights.values())
+        self.optimizers = Optimizers(regime, self.packed.replace(weights) if self.packed else weights, plain)
+        self._follow()
         crops = torch.zeros(len(task.train), 3, dtype=torch.int64, device=self.device) if task.train.augment else None
         target = task.train.target.smoothed(regime.smoothing)
-        self.prefetcher = Prefetcher(replace(task.train, crops=crops, target=target), regime.batch)
+        train = task.train if stacking() is None else task.train.laid_out()
+        self.prefetcher = Prefetcher(replace(train, crops=crops, target=target), regime.batch)
         self.losses = torch.zeros(room_for_losses(batches), dtype=torch.float32, device=self.device)  # of an epoch's steps
         self.batches = torch.full((), batches, device=self.device)
         self.compiled = self._compile() if compiled else None
@@ -130,6 +138,16 @@ class FitLoop:
         The inputs are what was fetched of the batch's examples and, last, the number of the batch in its epoch. They are
         all that varies from step to step, so that the step can be recorded; `methods/method.py` states the rule it obeys.
         """
+        if self.packed is None:
+            return self._train_step(*inputs)
+        self.packed.in_step = True
+        try:
+            return self._train_step(*inputs)
+        finally:
+            self.packed.in_step = False
+
+    def _train_step(self, *inputs: Tensor) -> Tensor:
+        """`train_step`, with heads packed or not."""
         *parts, number = inputs
         self.optimizers.zero_grad()
         batch = self.prefetcher.split.batch(parts, number, self.batches, self.regime.batch)
@@ -191,13 +209,41 @@ class FitLoop:
 
     def _stack(self, alone: Callable[[Tensor, Tensor], Tensor], *, compiled: bool, record: bool) -> StackedSteps:
         """Do full batches together with those of other runs."""
-        step = RunStep(self.train_step, partial(watch_step, self.method, self.optimizers.all), compiled)
+        rule = partial(watch_step, self.method, self.optimizers.all)
+        step = RunStep(self.train_step, rule, compiled, self._paddings)
         return StackedSteps(step, alone, self.prefetcher.source, self._whole, record=record)
+
+    def _paddings(self) -> list[Padding]:
+        """Give the task's own head as many classes as any task has, so that tasks with other numbers of classes are stacked.
+        Those that are too many are so unlikely that the loss and all gradients are as without them, and stay so."""
+        net, target = self.method.net, self.prefetcher.split.target
+        most, own = max(net.classes), net.classes[self.task.index]
+        if net.shared or net.incremental or self.packed or most == own or target is not CLASSES or self._fades():
+            return []
+        found = []
+        for name, parameter in net.heads[self.task.index].named_parameters():
+            found.append(Padding(parameter, most, UNLIKELY if name == "bias" else 0.0))
+            states = self.optimizers.main.state.get(parameter, {}).values()
+            found += [Padding(state, most, 0.0) for state in states if state.shape == parameter.shape]
+        return found
+
+    def _fades(self) -> bool:
+        """Return whether weight decay brings a number near 0 in the steps of this fit, or with momentum even beyond it."""
+        regime = self.regime
+        momentum = regime.momentum if regime.optimizer == "momentum" else 0.0
+        decay = regime.lr * regime.weight_decay
+        return decay > (1 - momentum**0.5) ** 2 or decay * max_steps(self.task, regime) / (1 - momentum) > FADED
 
     def _flush(self) -> None:
         """Wait until all steps are done, if they are stacked: then what they use may be read and changed."""
         if self.stacked:
             self.stacked.flush()
+            self._follow()
+
+    def _follow(self) -> None:
+        """Let packed heads be views of the memory that steps use now."""
+        if self.packed:
+            self.packed.follow(self.optimizers.main.state)
 
     # Epochs
 
@@ -292,11 +338,19 @@ class FitLoop:
             self.step(index, number)
             return
         self._flush()
-        if self.compiled or self.stacked:
-            self.costs.count_trial(self.train_step, (*self.prefetcher.split.fetch(index), number), size)
-            self.step(index, number)
+        inputs = index, number
+        if self.stacked:
+            self.costs.count_trial(self.train_step, self._fetched(*inputs), size)
+            self.step(*inputs)
+        elif self.compiled and size == self.compiled.size:
+            self.step(*inputs)
+            self.costs.count_compiled(self.compiled, lambda: self._fetched(*inputs))
         else:
-            self.costs.count(self.step, (index, number), size, self.ranks)
+            self.costs.count(self.step, inputs, size, self.ranks, keep=self.compiled is not None)
+
+    def _fetched(self, index: Tensor, number: Tensor) -> tuple[Tensor, ...]:
+        """Return the inputs of `train_step`."""
+        return *self.prefetcher.split.fetch(index), number
 
     def _count_examples(self, epoch: int) -> int:
         """Return how many examples an epoch has: all, or in the last epoch those of the steps that are left."""
@@ -352,7 +406,7 @@ class FitLoop:
         self.best = {key: value.to(self.device) for key, value in groups["best"].items()}
         for key, value in groups["optimizer"].items():
             name, _, what = key.rpartition("/")
-            self.optimizers.main.state[self.weights[name]][what] = value.to(self.device)
+            self.optimizers.main.state[self.weights[name]][what].copy_(value)
         self.losses.copy_(tensors["losses"])
         saved = metadata["fitted"]
         self.result.epochs[:] = [EpochResult(*epoch) for epoch in saved["epochs"]]
@@ -372,6 +426,7 @@ class FitLoop:
         """Write the best state into the method, drop all gradients and recordings, and return what the fit came to."""
         if self.stacked:
             self.stacked.close()
+            self._follow()
             self.result.engine = self.engine if self.stacked.failed else self.result.engine
         for key, value in self.method.state_dict().items():
             if key in self.best:

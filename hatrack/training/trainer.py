@@ -36,6 +36,7 @@ from hatrack.training.fit_loop import FitLoop, max_steps
 from hatrack.training.progress import Progress, ProgressEvent, find_console, show_progress
 from hatrack.training.ranks import Ranks
 
+LIKELY = 60_000  # examples of all tasks together, as long as these are not known
 HALVINGS = 10  # of the learning rate of one fit, at most
 
 
@@ -156,7 +157,8 @@ class Trainer:
             new = loop.optimizers.main.state[parameter]
             # A parameter that has grown begins with a new state.
             if before and before.keys() == new.keys() and all(before[key].shape == new[key].shape for key in new):
-                loop.optimizers.main.state[parameter] = {key: value.clone() for key, value in before.items()}
+                for key, value in before.items():
+                    new[key].copy_(value)
         self.fits.append(loop.result)
         return loop
 
@@ -191,6 +193,13 @@ class Trainer:
         """Return whether the steps of all tasks of the run are compiled on a type of device."""
         steps = [self.count_steps(method, task, self.regime.at(task.index)) for task in self.tasks]
         return bool(steps) and choose_engine("eager" if self.watch else self.engine, device, min(steps))[0]
+
+    def likely_compiles(self, method: type[Method], device: str) -> bool:
+        """Guess what `compiles` will return before the tasks are there, for a GPU. A wrong guess costs or saves the time in
+        which torch's compiler is imported, and changes nothing else."""
+        steps = self.regime.steps or LIKELY // self.regime.batch * self.regime.epochs
+        guess = choose_engine("eager" if self.watch else self.engine, device, steps)[0]
+        return device == "cuda" and method.step_forms != "many" and guess
 
     def __call__(
         self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any
@@ -267,13 +276,13 @@ class Trainer:
                 seen = task.train.inputs(torch.zeros(1, dtype=torch.int64, device=task.train.y.device))
                 method.net.check_precision(seen, f"task {task.name!r}")
             raise
+        if not ended:
+            loop.close()
         if loop.regime.keep_state:
             state = loop.optimizers.main.state
             self.carried[method].optimizer.update({name: dict(state[p]) for name, p in loop.weights.items()})
-        if not ended:
-            loop.close()
-            if self.checkpointer:
-                self.checkpointer.save_fit(loop, ended=True)
+        if self.checkpointer and not ended:
+            self.checkpointer.save_fit(loop, ended=True)
         method.eval()
         return loop.result
 

@@ -11,7 +11,8 @@ from hatrack import METHODS, Regime, Run, Trainer, run
 from hatrack.engine import compiled, helpers
 from hatrack.engine.choice import can_compile
 from hatrack.experiments import ahead
-from hatrack.experiments.build import build
+from hatrack.experiments import run as running
+from hatrack.experiments.build import build, build_tasks
 from tests.helpers.killing import assert_same, spec
 from tests.helpers.tiers import quick_and_slow
 
@@ -43,7 +44,7 @@ def of(method, **regime):
 
 def ahead_of(one):
     tasks, method = build(one)
-    return tasks, method, ahead.compile_ahead(one, tasks, method, torch.device("cpu"), "tf32")
+    return tasks, method, ahead.compile_ahead(one, tasks, type(method), torch.device("cpu"), "tf32")
 
 
 @pytest.mark.parametrize("name", quick_and_slow(AHEAD))
@@ -108,7 +109,7 @@ def test_every_other_form_gets_one_helper(jobs):
     gray, colour = tasks[0].train, replace(tasks[0].train, x=tasks[0].train.x.expand(-1, 3, -1, -1))
     shapes = [(5, gray), (4, gray), (5, colour), (5, gray), (4, colour), (4, gray)]
     mixed = [replace(tasks[0], index=k, classes=classes, train=train) for k, (classes, train) in enumerate(shapes)]
-    plan = ahead.compile_ahead(one, mixed, method, torch.device("cpu"), "tf32")
+    plan = ahead.compile_ahead(one, mixed, type(method), torch.device("cpu"), "tf32")
     assert [job["order"] for job in jobs.values()] == [[1], [2], [4]]
     assert plan.names[0] == plan.names[3]
     assert len(set(plan.names)) == 4
@@ -169,3 +170,36 @@ def test_a_helper_leaves_code_that_this_process_loads(monkeypatch, tmp_path):
     assert counters["inductor"]["fxgraph_cache_miss"] == 1, "the first task, which this process compiled"
     assert counters["inductor"]["fxgraph_cache_hit"] == 1, "the second, which a helper compiled"
     assert len(compiled._code_cache) == 2
+
+
+def test_the_compiler_is_imported_and_helpers_begin_before_the_method_is_built(jobs, monkeypatch):
+    order = []
+    monkeypatch.setattr("hatrack.experiments.run.import_compiler", lambda: order.append("import"))
+    for name in ("compile_ahead", "build_method"):
+        original = getattr(running, name)
+        monkeypatch.setattr(running, name, lambda *given, o=original, n=name: order.append(n) or o(*given))
+    monkeypatch.setattr(running, "build_tasks", lambda *given: order.append("build_tasks") or build_tasks(of("hat"), "cpu"))
+    monkeypatch.setattr(Trainer, "compiles", lambda *given: True)
+    monkeypatch.setattr(Trainer, "likely_compiles", lambda *given: True)
+    full = Run(**{**vars(of("hat")), "benchmark_options": {}})
+    monkeypatch.setattr(running, "_run", lambda *given: order.append("run") or 1 / 0)
+    sample = "build_tasks", "import", "compile_ahead", "build_method", "run"  # nothing is guessed of a sample
+    for one, wanted in ((of("hat"), list(sample)), (full, ["import", *sample])):
+        order.clear()
+        with pytest.raises(ZeroDivisionError):
+            run(one)
+        assert order == wanted
+
+
+def test_the_guess_whether_a_run_compiles():
+    def guess(device="cuda", engine="compiled", method="hat", **regime):
+        return Trainer(Regime(**regime), engine=engine).likely_compiles(METHODS[method], device)
+
+    assert guess()
+    assert not guess(engine="eager")
+    assert not guess(device="cpu")
+    assert not guess(method="lwf"), "its tasks have steps of their own"
+    assert not guess(engine="auto", epochs=1)
+    assert guess(engine="auto", epochs=30) == can_compile(gpu=True)
+    assert not guess(engine="auto", epochs=30, batch=640)
+    assert guess(engine="auto", epochs=1, steps=30_000) == can_compile(gpu=True)

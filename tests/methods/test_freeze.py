@@ -1,5 +1,6 @@
 """Freezing: frozen entries of a parameter keep their bits in every type of number, and the others are free."""
 
+import contextlib
 import math
 
 import pytest
@@ -11,6 +12,11 @@ from hatrack.methods.parts.freeze import LARGE, Freeze
 
 TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64]
 FROZEN = torch.tensor([[True, False, True], [False, False, True]])
+
+
+class Capturing(CapturingMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
 
 
 def parameter(dtype: torch.dtype, shape: tuple[int, ...] = (2, 3)) -> nn.Parameter:
@@ -74,10 +80,6 @@ def test_if_nothing_is_frozen_anywhere_nothing_is_done_until_operations_are_capt
     assert weight.grad.tolist() == [1.0, 1.0]
     assert weight.tolist() == [math.inf, math.inf]
 
-    class Capturing(CapturingMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            return function(*args, **(kwargs or {}))
-
     with Capturing():
         assert not freeze.idle
         freeze.mask_grad()
@@ -88,3 +90,26 @@ def test_if_nothing_is_frozen_anywhere_nothing_is_done_until_operations_are_capt
 
 def test_a_freeze_is_not_idle_by_default():
     assert not Freeze(parameter(torch.float32), FROZEN).idle
+
+
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_what_is_captured_gives_the_same_bits(dtype, finite):
+    """For the compiler frozen entries are selected; otherwise they are treated as integers."""
+    found = []
+    for captured in (False, True):
+        weight = parameter(dtype, (4, 8))
+        with torch.no_grad():
+            weight[:2, 0] = -0.0
+            weight[2, 0] = math.nan  # frozen with these bits
+        freeze = Freeze(weight, (torch.arange(32) % 3 == 0).view(4, 8))
+        weight.grad = torch.where(torch.arange(8) < 4, -weight.detach(), -0.0)
+        odd = torch.tensor([math.inf, -math.inf, math.nan, -0.0, 1e-7, 6e4, -3.0, 0.0]).to(dtype)
+        with torch.no_grad():
+            weight.copy_(odd.expand(4, 8))
+        with Capturing() if captured else contextlib.nullcontext():
+            freeze.mask_grad()
+            freeze.restore(finite=finite)
+        found += [torch.view_as_real(t) if dtype.is_complex else t for t in (weight.detach(), weight.grad)]
+    for one, two in zip(found[:2], found[2:], strict=True):
+        assert torch.equal(one.contiguous().view(torch.uint8), two.contiguous().view(torch.uint8))

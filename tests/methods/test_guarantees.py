@@ -80,7 +80,7 @@ def test_logits_are_those_of_the_evaluation_and_change_nothing():
 def test_digests_are_computed_once_as_long_as_nothing_was_written(name, monkeypatch):
     tasks, counted = toy_tasks(5), []
     method = make(name, tasks)
-    monkeypatch.setattr(guarantees, "digest", lambda *given: counted.append(given[1]) or digest(*given))
+    monkeypatch.setattr(guarantees, "digest", lambda *given, **how: counted.append(given[1]) or digest(*given, **how))
     for number, task in enumerate(tasks):
         counted.clear()
         learn(method, [task])
@@ -90,6 +90,32 @@ def test_digests_are_computed_once_as_long_as_nothing_was_written(name, monkeypa
     method.state_dict()["net.heads.0.weight"].add_(0)
     learn(method, [tasks[4]])
     assert len(counted) == 2 * 4, "something was written, so that nothing is known"
+
+
+@pytest.mark.parametrize("kind", [(), ("cpu",)])
+@pytest.mark.parametrize("name", ["hat", "pmask", "packnet", "frozen"])
+def test_learn_notices_any_bit_of_a_finished_task_that_changes(name, kind, monkeypatch):
+    """Also with fingerprints, which CPUs use here as GPUs do: the smallest change of each tensor that the task uses."""
+    monkeypatch.setattr(guarantees, "FINGERPRINTED", kind)
+    tasks = toy_tasks(3)
+    method = make(name, tasks)
+    learn(method, tasks[:2])
+    assert digest(method, 0, quick=True).startswith(guarantees.QUICK) == bool(kind)
+    state, used, original = method.state_dict(), method.used_by(0), type(method).learn_task
+    keys = [key for key, value in state.items() if key.removeprefix("net.") in used and value.is_floating_point()]
+    assert len(keys) >= 4
+    for key in keys:
+        read = used[key.removeprefix("net.")].reshape(-1).nonzero().flatten()[-1]
+
+        def change(given, task, fit, key=key, place=read):
+            original(given, task, fit)
+            given.state_dict()[key].view(-1).view(torch.int32)[place] ^= 1
+
+        monkeypatch.setattr(type(method), "learn_task", change)
+        with pytest.raises(ValueError, match="task 0"):
+            learn(method, tasks[2:])
+    monkeypatch.undo()
+    learn(method, tasks[2:])  # the control: nothing changed
 
 
 def test_a_digest_covers_what_a_task_uses_and_its_preprocessing():
@@ -103,6 +129,15 @@ def test_a_digest_covers_what_a_task_uses_and_its_preprocessing():
         row.view(-1)[0] += 1
     assert digest(method, 0) != before
     assert digest(make("sgd", tasks), 0) == "", "sgd guarantees nothing"
+
+
+def test_a_digest_leaves_what_a_method_of_the_users_own_returned_as_it_is(monkeypatch):
+    tasks = toy_tasks(1)
+    method, kept = make("frozen", tasks), {"own": torch.ones(3)}
+    monkeypatch.setattr(type(method), "used_by", lambda self, task: kept)
+    learn(method, tasks)
+    assert digest(method, 0) == digest(method, 0)
+    assert [*kept] == ["own"]
 
 
 class Counting(nn.Module):

@@ -8,8 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import hatrack as hr
+from hatrack.engine import compiled
 from hatrack.methods.fit import FitResult
-from hatrack.training import counting
+from hatrack.training import counting, fit_costs
 from hatrack.training.counting import FlopCount, count_trial_step, countable, held_bytes
 from hatrack.training.fit_loop import FitLoop
 from tests.helpers.toys import toy_tasks
@@ -130,3 +131,22 @@ def test_a_trainer_of_users_counts_steps_only():
     assert fit.examples == 2 * len(tasks[0].train)
     assert fit.flops is None
     assert fit.peak_bytes is None
+
+
+def test_the_operations_of_compiled_steps_are_counted_once_and_are_those_of_eager_ones(monkeypatch):
+    """Three tasks take one code. The last batch of an epoch is smaller and runs eagerly: it is counted as it is done."""
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: copy.deepcopy(graph))
+    monkeypatch.setattr(compiled, "_code_cache", {})
+    trials, found = [], {}
+    monkeypatch.setattr(fit_costs, "count_trial_step", lambda *given: trials.append(1) or count_trial_step(*given))
+    for engine in ("eager", "compiled"):
+        tasks = toy_tasks(3)
+        method = hr.HAT(hr.Network(nn.Sequential(nn.Flatten(), nn.LazyLinear(7), nn.ReLU()), tasks=tasks))
+        fit = hr.Trainer(hr.Regime(epochs=2, batch=len(tasks[0].train) // 2 - 1), progress=False, engine=engine)
+        fit.count_costs = True
+        for task in tasks:
+            method.learn(task, fit)
+        found[engine] = [(result.flops, result.steps, result.examples) for result in fit.fits]
+        assert all(flops for flops, _, _ in found[engine])
+    assert found["eager"] == found["compiled"]
+    assert len(trials) == len(compiled._code_cache) == 1

@@ -18,7 +18,8 @@ class Freeze:
     """Some entries of a parameter are frozen at their present values.
 
     The values are treated as integers, because selecting by a mask of booleans is ten times slower on a CPU, and arithmetic
-    with zeros and ones would not be exact.
+    with zeros and ones would not be exact. In code for a CPU that torch compiles it is the other way round: there, selecting
+    is fast and changing between floats and integers slow. Both have the same results.
 
     Args:
         parameter: the parameter.
@@ -46,10 +47,20 @@ class Freeze:
         """Whether there is nothing to do."""
         return self.empty and not is_capturing()
 
+    @property
+    def selects(self) -> bool:
+        """Whether frozen entries are selected: on a CPU, while the operations are captured for the compiler."""
+        return not self.parameter.is_cuda and is_capturing()
+
     def mask_grad(self) -> None:
         """Set the gradient of frozen entries to 0."""
-        if self.parameter.grad is not None and not self.idle:
-            real(self.parameter.grad).view(self.integer).bitwise_and_(self.free)
+        if self.parameter.grad is None or self.idle:
+            return
+        grad = real(self.parameter.grad)
+        if self.selects:
+            grad.copy_(torch.where(self.free != 0, grad, 0))
+        else:
+            grad.view(self.integer).bitwise_and_(self.free)
 
     def restore(self, *, finite: bool = True) -> None:
         """Give frozen entries their bits back.
@@ -60,6 +71,16 @@ class Freeze:
         if self.idle:
             return
         values = real(self.parameter.detach())
+        if self.selects:
+            kept = _finite(values) if finite else values
+            values.copy_(torch.where(self.free != 0, kept, self.frozen_bits.view(values.dtype)))
+            return
         if finite:
             values.nan_to_num_(nan=0.0, posinf=LARGE, neginf=-LARGE)
         values.view(self.integer).bitwise_and_(self.free).bitwise_or_(self.frozen_bits)
+
+
+def _finite(values: Tensor) -> Tensor:
+    """Return values as `nan_to_num` does, by comparisons: torch's compiler has no vector code for isnan on a CPU."""
+    finite = torch.where(values == values, values, 0.0)
+    return torch.where(values == torch.inf, LARGE, torch.where(values == -torch.inf, -LARGE, finite))
