@@ -21,6 +21,9 @@ class Engine(Protocol):
     def submit(self, job: Job, avoid: Iterable[str]) -> Any:
         """Hand a job over; nodes to avoid are named. Return a handle."""
 
+    def has_others(self, avoid: Iterable[str]) -> bool:
+        """Return whether there is a node for a run besides those to avoid."""
+
     def wait(self, handles: list[Any], seconds: float) -> list[Any]:
         """Wait until a job has ended, at most so long; return the handles of those that have."""
 

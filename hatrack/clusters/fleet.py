@@ -230,7 +230,7 @@ class Fleet:
                 self._store(name, result.files)
                 self.plan.note(name, "stopped")
                 self._release(name)
-            case "node" if len(self.avoid[name]) < self.moves and not self.stopping:
+            case "node" if self._may_move(name, result.node):
                 self._store(name, result.files)
                 self.avoid[name].append(result.node)
                 self._say(f"{result.text}, on node {result.node}; its runs are moved to other nodes")
@@ -238,6 +238,11 @@ class Fleet:
             case _:
                 self._store(name, result.files)
                 self._end(name, Failed(f"{result.text} (on node {result.node})"))
+
+    def _may_move(self, name: str, node: str) -> bool:
+        """Whether a run is moved away from a node: not too often, and only if another node is there to take it."""
+        avoid = self.avoid[name]
+        return len(avoid) < self.moves and not self.stopping and self.engine.has_others([*avoid, node])
 
     def _take_record(self, name: str, result: Result) -> None:
         record = Record.from_dict(json.loads(result.text))

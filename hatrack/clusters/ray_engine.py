@@ -1,7 +1,7 @@
 """Ray as the engine of a fleet: a task per run, with Ray's own places, queues and retries."""
 
 import resource
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -50,6 +50,12 @@ class RayEngine:
         if names:
             asks |= {"label_selector": {"ray.io/node-id": f"!in({','.join(names)})"}, "scheduling_strategy": "DEFAULT"}
         return self.task.options(**asks).remote(job, self.mailbox, __version__)
+
+    def has_others(self, avoid: Iterable[str]) -> bool:
+        """Return whether a node besides those to avoid has what a run asks for: Ray would wait for one without a word."""
+        names = set(avoid)
+        others = [node["Resources"] for node in self.ray.nodes() if node["Alive"] and node["NodeID"] not in names]
+        return bool(others) and missing(others, self.request) is None
 
     def wait(self, handles: list[Any], seconds: float) -> list[Any]:
         """Wait until a job has ended, at most so long."""
@@ -111,12 +117,19 @@ def check_places(nodes: Iterable[Mapping[str, float]], request: Request) -> None
         nodes: what each node of the cluster has, in Ray's words.
         request: what every run asks for.
     """
-    nodes = list(nodes)
+    if found := missing(list(nodes), request):
+        option, asked, unit, most = found
+        text = f"a run asks for {asked:g} {unit}, but the largest node of the cluster has {most:.4g}"
+        raise ValueError(f"{text}; --ask {option}= says how many")
+
+
+def missing(nodes: Sequence[Mapping[str, float]], request: Request) -> tuple[str, float, str, float] | None:
+    """Return what a run asks for and no node has: the option, how much is asked, its unit, and the most of any node."""
     for option, key, unit, size in (("cpus", "CPU", "CPUs", 1), ("gpus", "GPU", "GPUs", 1), ("memory", "memory", "GB", GB)):
         asked, most = getattr(request, option), max((node.get(key, 0.0) for node in nodes), default=0.0) / size
         if asked > most:
-            text = f"a run asks for {asked:g} {unit}, but the largest node of the cluster has {most:.4g}"
-            raise ValueError(f"{text}; --ask {option}= says how many")
+            return option, asked, unit, most
+    return None
 
 
 class _Line:

@@ -58,7 +58,8 @@ class AGEM(Method):
         self.options = check(AGEM, locals())
         self.per_class, self.reference = per_class, reference
         self.memory = Ring(per_class, net.example)
-        self.projected: list[nn.Parameter] = []  # parameters whose gradient is projected; set by `learn_task`
+        self.projected: list[nn.Parameter] = []  # parameters whose gradient is projected; it and the next by `learn_task`
+        self.earlier = self.memory.without(0)  # the rows of earlier tasks
         self.on_new_tasks()
 
     def on_new_tasks(self) -> None:
@@ -74,6 +75,7 @@ class AGEM(Method):
         unused = {id(p) for p in unused_heads(self.net, tasks)}
         trained = [p for p in self.parameters() if p.requires_grad and id(p) not in unused]
         self.projected = trained if earlier else []  # the first task is plain SGD
+        self.earlier = self.memory.without(task.index)
         with mixing(self, AGEM, tasks):
             fit(self, task)
         self._add_to_memory(task)
@@ -90,8 +92,7 @@ class AGEM(Method):
         """Project the gradient of the batch so that it does not point against that of a batch from memory."""
         if not self.projected:
             return
-        assert isinstance(batch.task, int), "A-GEM learns one task at a time"
-        x, y, tasks, _ = self.memory.sample(self.reference, without=batch.task)
+        x, y, tasks, _ = self.memory.sample(self.reference, self.earlier)
         projected = self.net.packed.replace(self.projected) if self.net.packed else self.projected
         with torch.enable_grad():
             loss = F.cross_entropy(self(x, tasks), y)

@@ -112,6 +112,16 @@ def test_where_all_disks_are_full_the_reason_is_told(tmp_path, template):
     assert all("No space left" in one.text for one in status(tmp_path))
 
 
+def test_where_no_other_node_is_left_the_reason_is_told_at_once(tmp_path, template):
+    """Fewer nodes than moves are allowed: an engine that avoids all of them would wait for ever."""
+    runs = [small(seed=seed) for seed in range(3)]
+    engine = SimulatedEngine(2, {one.name: 1.0 for one in runs}, template, full=frozenset({"node-0", "node-1"}))
+    with pytest.warns(UserWarning, match="No space left on device"):
+        found = sail(engine, runs, tmp_path)
+    assert {type(outcome) for outcome in found.values()} == {Failed}
+    assert all("No space left" in one.text for one in status(tmp_path))
+
+
 def test_a_run_that_diverges_leaves_the_others(tmp_path, template, monkeypatch):
     runs = [small(seed=seed) for seed in range(4)]
     finish = SimulatedEngine._finish

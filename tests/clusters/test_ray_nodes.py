@@ -3,7 +3,8 @@
 import random
 import subprocess
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -100,18 +101,45 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
+@contextmanager
+def taken(address: str, node: str) -> Iterator[Callable[[], None]]:
+    """The only place of a node is taken until the function that this yields is called, so that runs begin on others."""
+    with connected(Request("ray", address)) as ray:
+
+        class Holder:
+            pass
+
+        holder = ray.remote(Holder).options(num_cpus=1, resources={node: 1}).remote()
+        ray.get(holder.__ray_ready__.remote())
+        yield lambda: ray.kill(holder)
+
+
 def test_a_full_disk_on_one_node_and_runs_that_diverge(tmp_path, small_disk):
     """Runs leave the node whose disk is full, and every run ends in its record or with a reason."""
-    one, ray = tmp_path / "one", tmp_path / "ray"
+    one, out = tmp_path / "one", tmp_path / "ray"
     sweep = ("sweep", "smnist", "sgd", "--lr", "0.05,1e30", "--seeds", "0-1", *SMALL, "--epochs", "2", *HOW)
     finish(*sweep, str(one), code=2)
-    with cluster_of({"TMPDIR": str(small_disk)}, {}) as cluster:
-        _, said = finish(*sweep, str(ray), "--on", f"ray:{cluster.address}", code=2)
+    with cluster_of({"TMPDIR": str(small_disk)}, {}, cpus=0) as cluster, taken(cluster.address, "node-1") as release:
+        driver = start(*sweep, str(out), "--on", f"ray:{cluster.address}")
+        # A run that is queued and had a node was moved away from it.
+        until(lambda: any("node" in run and run["state"] == "queued" for run in planned(out).values()), driver)
+        release()
+        _, said = driver.communicate(timeout=400)
+    assert driver.returncode == 2, said
     assert "No space left on device" in said
     assert "moved to other nodes" in said
     assert "2 of 4 runs have their records" in said
-    assert records_in(one).keys() == records_in(ray).keys()
-    states, _ = finish("status", str(ray))
+    assert records_in(one).keys() == records_in(out).keys()
+    states, _ = finish("status", str(out))
     assert "2 failed" in states
     assert "2 done" in states
     assert states.count("its last good state stays") + states.count("the loss") >= 2
+
+
+def test_a_full_disk_on_the_only_node(tmp_path, small_disk):
+    """The reason is told at once: Ray would wait for another node without a word."""
+    words = ("run", "smnist", "sgd", *SMALL, "--epochs", "2", *HOW, str(tmp_path / "ray"))
+    with cluster_of({"TMPDIR": str(small_disk)}, cpus=0) as cluster:
+        _, said = finish(*words, "--on", f"ray:{cluster.address}", code=2)
+    assert "No space left on device" in said
+    assert "moved to other nodes" not in said

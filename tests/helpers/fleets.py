@@ -60,6 +60,9 @@ class SimulatedEngine:
         self.queue.append(self.number)
         return self.number
 
+    def has_others(self, avoid: Iterable[str]) -> bool:
+        return self.workers > len(set(avoid))
+
     def wait(self, handles: list[int], seconds: float) -> list[int]:
         self._start()
         if not self.ended and self.busy:

@@ -92,7 +92,7 @@ def test_any_reference_gives_a_defined_gradient(r):
 def references(agem: AGEM, seed: int, task: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The gradient on the batch that `edit_grads` would draw at this seed, head by head, in float64."""
     torch.manual_seed(seed)
-    x, y, owner, _ = agem.memory.sample(agem.reference, without=task)
+    x, y, owner, _ = agem.memory.sample(agem.reference, agem.memory.without(task))
     weights = {name: p.detach().double().requires_grad_() for name, p in agem.net.named_parameters()}
     total = torch.zeros((), dtype=torch.float64)
     for k in set(owner.tolist()):

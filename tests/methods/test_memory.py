@@ -130,7 +130,21 @@ def test_a_sample_is_drawn_from_all_that_is_kept():
 def test_a_sample_without_a_task():
     memory = Ring(2, EXAMPLE)
     offer(memory, [9, 9], tasks=3, classes=2)
-    assert set(memory.sample(200, without=1).task.tolist()) == {0, 2}
+    others = memory.without(1)
+    assert set(memory.sample(200, others).task.tolist()) == {0, 2}
+    assert others.count.item() == len([task for _, _, task in kept(memory) if task != 1])
+
+
+def test_rows_that_are_named_give_the_same_draw():
+    """As with all rows of the memory, to the bit, since records of earlier versions must come out again."""
+    memory = Ring(3, EXAMPLE)
+    offer(memory, [4, 2, 5], tasks=3, classes=4)
+    torch.manual_seed(3)
+    all_rows = memory.sample(500)
+    torch.manual_seed(3)
+    named = memory.sample(500, memory.without(99))
+    assert torch.equal(all_rows.x, named.x)
+    assert len(all_rows.x.unique()) == memory.used.sum()
 
 
 def test_a_sample_of_nothing_is_defined():
@@ -139,7 +153,7 @@ def test_a_sample_of_nothing_is_defined():
         assert memory.sample(5).x.isfinite().all()
         assert memory.tasks() == set()
     offer(memory, [5])
-    assert memory.sample(5, without=0).x.shape == (5, 1)
+    assert memory.sample(5, memory.without(0)).x.tolist() == [[0.0]] * 5
 
 
 def test_a_task_is_forgotten():
@@ -167,10 +181,12 @@ def test_rows_that_are_added_later_are_the_same_rows():
 def test_adding_and_drawing_obey_the_rule_of_the_step(memory):
     memory.grow([2, 2])
     memory.expect(20)
+    others = memory.without(0)
     with watch_step(memory):
         for _ in range(4):
             memory.add(torch.rand(7, 1), torch.arange(7) % 2, 1)
-            memory.sample(5, without=0)
+            memory.sample(5)
+            memory.sample(5, others)
 
 
 def test_heads_that_no_task_uses():

@@ -32,6 +32,13 @@ class Examples(NamedTuple):
     more: dict[str, Tensor]  # the further columns, by name: (examples, *shape)
 
 
+class Rows(NamedTuple):
+    """Rows of a memory to draw from, while nothing is added to it."""
+
+    numbers: Tensor  # (rows of the memory,): the numbers of these rows, then zeros
+    count: Tensor  # 0-d: how many they are
+
+
 class Memory(nn.Module, ABC):
     """Tables of images, labels and tasks. A subclass decides in `_rows` where an example is written.
 
@@ -113,22 +120,30 @@ class Memory(nn.Module, ABC):
             self.get_buffer(name)[row] = more[name][last]
         self.used[row] = row > 0
 
-    def sample(self, count: int, without: int | None = None) -> Examples:
+    def sample(self, count: int, among: Rows | None = None) -> Examples:
         """Draw examples with replacement.
 
         Args:
             count: how many.
-            without: a task whose examples are not drawn.
+            among: the rows to draw from, which costs the same however many rows there are; None: all that have an example.
 
         Returns:
             The examples; row 0, which is blank, if there are none to draw from.
         """
-        used = self.used if without is None else self.used & (self.task != without)
-        number = used.cumsum(0)  # (rows,): how many examples there are up to this row
-        drawn = (uniform(count, number.device) * number[-1]).long()
-        row = torch.searchsorted(number, drawn, right=True) % len(number)
+        if among is None:
+            number = self.used.cumsum(0)  # (rows,): how many examples there are up to this row
+            drawn = (uniform(count, number.device) * number[-1]).long()
+            row = torch.searchsorted(number, drawn, right=True) % len(number)
+        else:
+            row = among.numbers[(uniform(count, among.numbers.device) * among.count).long()]
         more = {name: self.get_buffer(name)[row] for name in self.columns}
         return Examples(self.x[row], self.y[row], self.task[row], more)
+
+    def without(self, task: int) -> Rows:
+        """Return the rows that have examples of other tasks than this one. Not to be called in a step."""
+        chosen = self.used & (self.task != task)
+        numbers = chosen.nonzero().flatten()
+        return Rows(F.pad(numbers, (0, len(chosen) - len(numbers))), chosen.sum())
 
     def forget(self, task: int) -> None:
         """Remove the examples of a task."""
