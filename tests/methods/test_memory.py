@@ -132,7 +132,7 @@ def test_a_sample_without_a_task():
     offer(memory, [9, 9], tasks=3, classes=2)
     others = memory.without(1)
     assert set(memory.sample(200, others).task.tolist()) == {0, 2}
-    assert others.count.item() == len([task for _, _, task in kept(memory) if task != 1])
+    assert others.total.item() == len([task for _, _, task in kept(memory) if task != 1])
 
 
 def test_rows_that_are_named_give_the_same_draw():

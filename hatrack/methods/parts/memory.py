@@ -36,7 +36,7 @@ class Rows(NamedTuple):
     """Rows of a memory to draw from, while nothing is added to it."""
 
     numbers: Tensor  # (rows of the memory,): the numbers of these rows, then zeros
-    count: Tensor  # 0-d: how many they are
+    total: Tensor  # 0-d: how many they are
 
 
 class Memory(nn.Module, ABC):
@@ -135,7 +135,7 @@ class Memory(nn.Module, ABC):
             drawn = (uniform(count, number.device) * number[-1]).long()
             row = torch.searchsorted(number, drawn, right=True) % len(number)
         else:
-            row = among.numbers[(uniform(count, among.numbers.device) * among.count).long()]
+            row = among.numbers[(uniform(count, among.numbers.device) * among.total).long()]
         more = {name: self.get_buffer(name)[row] for name in self.columns}
         return Examples(self.x[row], self.y[row], self.task[row], more)
 
