@@ -21,10 +21,10 @@ from hatrack.tasks.device import all_to_device
 from hatrack.training.fit_loop import FitLoop
 from speed.authors import Authors, GatedAlexNet
 from speed.clock import WARM, Contest, Row, Turn, in_turns, timed
-from speed.loops import BATCH, CLASSES, LOOPS, noise, perceptron
+from speed.loops import BATCH, CLASSES, LOOPS, HATByHand, Plain, noise, perceptron
 from speed.peers import Missing, Peer
 
-PLAIN, AUTHORS, AVALANCHE = "plain loop", "the authors' loop", "Avalanche"
+PLAIN, AUTHORS, AVALANCHE, BY_HAND = "plain loop", "the authors' loop", "Avalanche", "HAT by hand, eager"
 CPU = torch.device("cpu")
 EARLIER = 2  # batches of a task that was learned before the one that is measured
 FLEET = 50_000  # images of a task that a fleet learns: an epoch is then as long as those of real data sets
@@ -133,7 +133,9 @@ def small(pair: Pair, engines: list[str], steps: int, rounds: int) -> tuple[Cont
     able, rows = ours(engines, CPU)
     regime = Regime(clip=pair.clip, schedule="constant")
     fits = [(pair.prepare(tasks), tasks[-1], Trainer(regime, engine=engine)) for engine in able]
-    turns: dict[str, Turn] = {PLAIN: _plain(pair, tasks)}
+    turns: dict[str, Turn] = {PLAIN: _plain(LOOPS[pair.method](perceptron()), tasks)}
+    if pair is GATED:
+        turns[BY_HAND] = _plain(HATByHand(perceptron()), tasks)
     versions: dict[str, str] = {}
 
     def measure(loops: list[FitLoop]) -> None:
@@ -151,8 +153,7 @@ def small(pair: Pair, engines: list[str], steps: int, rounds: int) -> tuple[Cont
     return Contest(title, "step", rows, usual(CPU)), versions
 
 
-def _plain(pair: Pair, tasks: list[Task]) -> Turn:
-    loop = LOOPS[pair.method](perceptron())
+def _plain(loop: Plain, tasks: list[Task]) -> Turn:
     for task in tasks[:-1]:
         loop.epoch(*tensors(task.train))
         loop.finish(*tensors(task.train))

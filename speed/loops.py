@@ -1,8 +1,10 @@
-"""Plain PyTorch loops to compare with: SGD, EWC and SI as a good engineer writes them, without a library.
+"""Plain PyTorch loops to compare with: SGD, EWC, SI and HAT as a good engineer writes them, without a library.
 
 Nothing here needs hatrack, so that the peers, which live in an environment of their own, train the same network on the same
 data. The tensors lie on the device, already normalised; a batch is an index.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from torch.nn import functional as F
 BATCH = 64
 LR = 0.05
 CLASSES = 10
+SMAX = 400.0  # of HAT
 
 
 def noise(task: int, count: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -107,6 +110,65 @@ class SI(Plain):
             self.importances[k] = (self.importances[k] + earned).relu()
             self.anchors[k] = weight.clone()
             self.paths[k] = torch.zeros_like(weight)
+
+
+class AnnealedGates(torch.autograd.Function):
+    """The gates of an embedding at hardness s and their price; the gradient is compensated for the annealing."""
+
+    @staticmethod
+    def forward(ctx: Any, e: Tensor, s: float, price: Tensor) -> tuple[Tensor, Tensor]:
+        gates = torch.sigmoid(s * e)
+        ctx.save_for_backward(e, gates, price)
+        ctx.s = s
+        return gates, torch.dot(gates, price)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, of_price: Tensor) -> tuple[Tensor | None, ...]:
+        e, gates, price = ctx.saved_tensors
+        slope = torch.ops.aten.sigmoid_backward(torch.addcmul(grad, price, of_price), gates) * ctx.s
+        factor = (ctx.s * e).clamp_(-50, 50).cosh_().add_(1).mul_(SMAX / ctx.s).div_(torch.cosh(e).add_(1))
+        return slope.mul_(factor), None, None
+
+
+class HATByHand(Plain):
+    """HAT as short as it can be written for this one perceptron: nothing is traced, and the hardness is a Python number.
+
+    What it takes beyond `Plain` no eager HAT saves. Weights that are in use keep their bits, as in the library.
+    """
+
+    def __init__(self, net: nn.Sequential) -> None:
+        super().__init__(net)
+        _, self.first, _, self.second, _, self.head = net
+        self.e = nn.Parameter(torch.randn(self.first.out_features + self.second.out_features))
+        self.gates = torch.optim.SGD([self.e], lr=LR)
+        self.price = torch.full_like(self.e.detach(), 0.75 / len(self.e))
+        trunk = [*self.first.parameters(), *self.second.parameters()]
+        # By weight: bits of free weights, which are all set; and the bits of those in use, here none.
+        self.frozen = [(p, torch.full_like(p, -1, dtype=torch.int32), torch.zeros_like(p, dtype=torch.int32)) for p in trunk]
+
+    def epoch(self, x: Tensor, y: Tensor) -> None:
+        batches = torch.randperm(len(x), device=x.device).split(BATCH)
+        for number, index in enumerate(batches):
+            self.s = 1 / SMAX + (SMAX - 1 / SMAX) * number / max(1, len(batches) - 1)
+            self.step(x[index], y[index])
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        gates, price = AnnealedGates.apply(self.e, self.s, self.price)
+        first, second = gates.split([self.first.out_features, self.second.out_features])
+        h = F.relu(self.first(x.flatten(1)) * first)
+        h = F.relu(self.second(h) * second)
+        loss = F.cross_entropy(self.head(h), y) + price
+        self.optimizer.zero_grad()
+        self.gates.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for weight, free, _ in self.frozen:
+                weight.grad.view(torch.int32).bitwise_and_(free)
+            self.optimizer.step()
+            self.gates.step()
+            for weight, free, bits in self.frozen:
+                weight.view(torch.int32).bitwise_and_(free).bitwise_or_(bits)
+            self.e.clamp_(-6, 6)
 
 
 LOOPS: dict[str, type[Plain]] = {"sgd": Plain, "ewc": EWC, "si": SI, "hat": Plain}  # hat: what its gates cost

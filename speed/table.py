@@ -46,7 +46,8 @@ a time is the median over the turns, a ratio the median of the ratios of single 
 - `hatrack` is timed by whole epochs, with all that training does besides the step.
 - The plain loops are `speed/loops.py` and `speed/authors.py`: tensors on the device, a batch by an index. With AlexNet HAT
   is trained as the authors of the paper do: every head computed, masks parameter by parameter, the training set evaluated
-  each epoch. On the perceptron HAT is compared with plain SGD, which shows what its gates cost.
+  each epoch. On the perceptron HAT is compared with plain SGD, which shows what its gates cost. Beside it is an eager HAT as
+  short as it can be written by hand for this one network, which shows how much of that cost no library can save.
 - Avalanche runs in its own environment (`make peers`), by whole epochs, from a tensor data set, without metrics or log.
 - Mammoth and the code of van de Ven are not compared: no package of theirs was found on PyPI (`mammoth` there converts
   documents, `continual-learning` is by others), and their repositories could not be reached from where this was measured.

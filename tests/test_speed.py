@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,11 +14,12 @@ from hatrack.engine.choice import can_compile
 from hatrack.methods.parts.vectors import set_values, values
 from hatrack.networks import NETWORKS
 from hatrack.networks.mlp import mlp
+from hatrack.tasks.split import Batch
 from speed import contest, peers, table
 from speed.authors import Authors, GatedAlexNet
 from speed.clock import WARM, Contest, Row, in_turns
-from speed.contest import AUTHORS, AVALANCHE, GATED, HAT, PLAIN, SMALL, large, small, tensors
-from speed.loops import BATCH, CLASSES, LOOPS, LR, noise
+from speed.contest import AUTHORS, AVALANCHE, BY_HAND, GATED, HAT, PLAIN, SMALL, large, small, tensors
+from speed.loops import BATCH, CLASSES, LOOPS, LR, SMAX, HATByHand, noise
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.slow  # the speed harness
@@ -220,6 +222,26 @@ def test_hat_on_the_perceptron_is_compared_with_plain_sgd():
     assert len(said) == 1
     assert "hatrack, eager takes" in said[0]
     assert "at most 1.1 is asked for" in said[0]
+    assert min(by_name[BY_HAND].seconds) > 0
+
+
+def test_hat_by_hand_is_hat():
+    """The same gradients of weights and embeddings as the library's, at a hardness in the middle of an epoch."""
+    hand, tasks = HATByHand(contest.perceptron()), GATED.tasks(3 * BATCH, 0.0, CPU, raw=False)
+    method = replace(GATED, task=1).prepare(tasks[1:])
+    copied = zip(method.net.parameters(), hand.weights, strict=True)
+    with torch.no_grad():
+        for own, other in copied:
+            own.copy_(other)
+        method.embeddings[0].copy_(hand.e)
+    method.begin_task(0)
+    x, y = tensors(tasks[1].train)
+    method.loss(Batch(x, y, 0, torch.tensor(1), torch.tensor(3), torch.tensor(0.5))).backward()
+    hand.s = 1 / SMAX + (SMAX - 1 / SMAX) / 2
+    before = [p.detach().clone() for p in [hand.e, *hand.weights]]
+    hand.step(x, y)
+    for old, new, own in zip(before, [hand.e, *hand.weights], [method.embeddings[0], *method.net.parameters()], strict=True):
+        torch.testing.assert_close((old - new) / LR, own.grad, rtol=1e-3, atol=1e-5)
 
 
 def test_the_perceptrons_are_the_same():
