@@ -31,7 +31,9 @@ from hatrack.methods.router import Router, fit_router
 from hatrack.methods.serving import ServedMethod, ServedNetwork, ServedTask
 from hatrack.methods.stored_images import StoredImages
 from hatrack.methods.trained import TrainedMethod, task_number
-from hatrack.networks.network import LISTED, Network
+from hatrack.networks.description import LISTED
+from hatrack.networks.network import Network
+from hatrack.networks.trunk import check_precision
 from hatrack.options import parameters
 from hatrack.regime import Regime
 from hatrack.registry import Scenario, undefined
@@ -319,7 +321,7 @@ class Method(TrainedMethod):
             try:
                 return super().__call__(x, self.reach(task))  # type: ignore[no-any-return]
             except RuntimeError:  # perhaps the cause is known, and the message can be clearer
-                self.net.check_precision(x, "the images")
+                check_precision(self.net.trunk, x, "the images")
                 raise
             finally:
                 if kept:

@@ -22,6 +22,7 @@ from hatrack.methods.evaluate import Evaluation, Score
 from hatrack.methods.fit import EpochResult, FitResult
 from hatrack.methods.method import Method
 from hatrack.methods.parts.snapshot import copy_trained
+from hatrack.networks.packed_heads import pack
 from hatrack.regime import LRSchedule, Regime
 from hatrack.seeds import derive, generator, seeded
 from hatrack.tasks.batches import count_batches, split_batches
@@ -98,7 +99,7 @@ class FitLoop:
         steps = max_steps(task, regime) if steps is None else steps
         compiled, record = choose_engine("eager" if watch else engine, self.device.type, steps)
         # With kept states every head has its own count of Adam's steps; packed heads have one for all.
-        self.packed = None if regime.keep_state and "adam" in regime.optimizer else method.net.pack()
+        self.packed = None if regime.keep_state and "adam" in regime.optimizer else pack(method.net)
         weights = list(self.weights.values())
         self.optimizers = Optimizers(regime, self.packed.replace(weights) if self.packed else weights, plain)
         self._follow()

@@ -21,6 +21,7 @@ from hatrack.methods.fit import EpochResult, FitResult, LearnResult
 from hatrack.methods.method import Method
 from hatrack.methods.modes import without_autocast_cache
 from hatrack.methods.parts.snapshot import copy_trained
+from hatrack.networks.trunk import check_precision
 from hatrack.options import choose
 from hatrack.regime import Regime
 from hatrack.seeds import derive
@@ -274,7 +275,7 @@ class Trainer:
             loop.close()
             if isinstance(error, RuntimeError):  # perhaps the cause is known, and the message can be clearer
                 seen = task.train.inputs(torch.zeros(1, dtype=torch.int64, device=task.train.y.device))
-                method.net.check_precision(seen, f"task {task.name!r}")
+                check_precision(method.net.trunk, seen, f"task {task.name!r}")
             raise
         if not ended:
             loop.close()
