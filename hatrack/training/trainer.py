@@ -33,7 +33,8 @@ from hatrack.tracking.log import EpochLog
 from hatrack.tracking.trackers import Log, make_trackers
 from hatrack.training.augmentation import Augment, check_augment
 from hatrack.training.checkpoint import Checkpointer, State
-from hatrack.training.fit_loop import FitLoop, max_steps
+from hatrack.training.epoch_sizes import max_steps
+from hatrack.training.fit_loop import FitLoop
 from hatrack.training.progress import Progress, ProgressEvent, find_console, show_progress
 from hatrack.training.ranks import Ranks
 
