@@ -29,7 +29,7 @@ from hatrack.tasks.device import all_to_device
 from hatrack.tasks.split import Split
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import Transform
-from hatrack.training.fit_loop import room_for_losses
+from hatrack.training.epoch_sizes import room_for_losses
 from hatrack.training.trainer import Trainer
 
 

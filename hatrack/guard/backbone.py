@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from hatrack.networks.arguments import cannot_run
 from hatrack.networks.network import Network
 from hatrack.networks.preprocessing import Preprocessing
+from hatrack.networks.trunk import cannot_run
 from hatrack.tasks.split import TaskId
 
 GATES = "hatrack_gates"  # the name of the guard's module in the backbone

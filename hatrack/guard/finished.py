@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from hatrack.files import tensors as tensor_files
-from hatrack.guard.lesson import Gated
 from hatrack.guard.sealing import Sealed
+from hatrack.guard.soft_gates import Gated
 from hatrack.methods.guarantees import close, logits
 from hatrack.tracing.exchange import exchanged
 

@@ -15,15 +15,17 @@ from hatrack.guard.backbone import Attachment, SharedMode, evaluating
 from hatrack.guard.embedding import Embedding
 from hatrack.guard.finished import Finished, check_load
 from hatrack.guard.learning import begin, finish, follow_device, make_room, warn_about_statistics, warn_about_the_end
-from hatrack.guard.lesson import Gated, Lesson, gate_count
+from hatrack.guard.lesson import Lesson, gate_count
 from hatrack.guard.rollback import Rollback
 from hatrack.guard.sealing import Sealed
 from hatrack.guard.settling import check_settle
+from hatrack.guard.soft_gates import Gated
 from hatrack.guard.steps import GuardedSteps
 from hatrack.guard.writing import write
 from hatrack.methods import METHODS
 from hatrack.methods.hidden_state import HiddenState
 from hatrack.methods.modes import without_autocast_cache
+from hatrack.methods.parts.usage import warn_if_full
 from hatrack.options import choose
 
 GUARDS = WeakSet["Guard"]()  # all that exist: an optimizer may hold the backbones of several
@@ -110,7 +112,7 @@ class Guard:
         try:
             with self.attachment.bare():
                 self.before = before = begin(lesson, self.tasks, self.steps.optimizers)
-            self.method.warn_if_full(name)
+            warn_if_full(self.method, name)
             with without_autocast_cache(), self.steps.watching():
                 yield
             with self.attachment.bare():

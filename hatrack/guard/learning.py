@@ -9,9 +9,10 @@ from torch.optim import Optimizer
 
 from hatrack.guard.backbone import evaluating
 from hatrack.guard.finished import Finished, check_finite, digest
-from hatrack.guard.lesson import Gated, Lesson
+from hatrack.guard.lesson import Lesson
 from hatrack.guard.rollback import Rollback
 from hatrack.guard.sealing import Sealed, tensors_of
+from hatrack.guard.soft_gates import Gated
 from hatrack.methods.guarantees import logits, probes_on
 
 

@@ -14,16 +14,15 @@ from hatrack.guard import parallel
 from hatrack.guard.embedding import Embedding
 from hatrack.guard.frozen import FrozenBits, check_dense
 from hatrack.guard.settling import inputs
+from hatrack.guard.soft_gates import Gated, gate_gradient, soft_forward
 from hatrack.methods.guarantees import Probes
 from hatrack.methods.hat import HAT
 from hatrack.methods.parts.annealing import hardness
 from hatrack.methods.parts.freeze import Freeze
-from hatrack.methods.pmask import PMASK
 from hatrack.tasks.split import Batch
 from hatrack.tracing.folded import LastPass
 
 AHEAD = 1024  # steps whose hardness is computed at once
-Gated = HAT | PMASK  # what a guard can be made of
 
 
 class Lesson:
@@ -109,7 +108,7 @@ class Lesson:
             e.requires_grad_(True)  # the user stopped the whole backbone, and let parts of it go again
         self.group = parallel.group_of(e) or self.group
         self.last.together = self.group is None  # DDP looks for what a pass leaves out
-        return self.method.soft_forward(x, self.number, self.s, self.last)
+        return soft_forward(self.method, x, self.number, self.s, self.last)
 
     def _evaluate(self, x: Tensor) -> Tensor:
         """Return the features in evaluation mode, and note if a backward pass goes through them."""
@@ -154,7 +153,7 @@ class Lesson:
     def after_step(self, optimizer: Optimizer) -> None:
         """Restore the bits of what finished tasks use, and move the embedding by plain SGD."""
         if self.grad is not None:
-            grad = self.method.gate_gradient(parallel.mean(self.grad, self.group), self.s)
+            grad = gate_gradient(self.method, parallel.mean(self.grad, self.group), self.s)
             self.module.embedding.sub_(grad, alpha=self.method.gate_rate * self._share(optimizer))
             self.grad = None
             self.done += 1

@@ -14,9 +14,9 @@ from hatrack.guard import checks, writing
 from hatrack.guard.backbone import Backbone, GuardedForward, evaluating
 from hatrack.guard.finished import Finished
 from hatrack.guard.guard import Guard
-from hatrack.guard.lesson import Gated
 from hatrack.guard.rollback import unchanged_on_failure
 from hatrack.guard.sealing import Sealed
+from hatrack.guard.soft_gates import Gated
 from hatrack.methods.hat import HAT
 from hatrack.methods.pmask import PMASK
 from hatrack.options import choose, complete, nearest, shown, whole

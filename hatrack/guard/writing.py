@@ -10,7 +10,7 @@ from torch import Tensor
 from hatrack._version import __version__
 from hatrack.files import tensors as tensor_files
 from hatrack.guard.finished import Finished
-from hatrack.guard.lesson import Gated
+from hatrack.guard.soft_gates import Gated
 from hatrack.methods import METHODS
 
 KIND, FORMAT = "guard", 1

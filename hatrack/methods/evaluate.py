@@ -142,11 +142,6 @@ class Evaluations:
         found = zip(self.totals.tolist(), self.parts, strict=True)
         return [part.score(total) for total, part in found]
 
-    def forget_recordings(self) -> None:
-        """Free the memory of what `wrap` recorded."""
-        for part in self.parts:
-            part.forget_recording()
-
 
 def images_per_batch(split: Split) -> int:
     """Return how many images of a data set make one forward pass of an evaluation.

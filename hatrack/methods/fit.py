@@ -1,6 +1,6 @@
 """What a method trains with, and its results: Fit, FitResult and LearnResult."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -74,6 +74,21 @@ class FitResult:
         """Return the result as plain values, as a saved state holds it; what is watched and the costs only if they are
         there."""
         return {name: v for name, v in asdict(self).items() if v is not None and (name not in ("watched", "used") or v)}
+
+    def load(self, saved: Mapping[str, Any], *, ended: bool) -> None:
+        """Take over the result of a fit that continues.
+
+        Args:
+            saved: what `to_dict` returned.
+            ended: the fit had ended; otherwise the engine is the present one.
+        """
+        self.epochs[:] = [EpochResult(*epoch) for epoch in saved["epochs"]]
+        self.best, self.halved = saved["best"], saved["halved"]
+        self.watched[:], self.used[:] = saved.get("watched", []), saved.get("used", [])
+        self.steps, self.examples = saved.get("steps"), saved.get("examples")
+        self.flops, self.peak_bytes = saved.get("flops"), saved.get("peak_bytes")
+        if ended:
+            self.engine = saved["engine"]
 
     def __repr__(self) -> str:
         best = self.epochs[self.best] if self.best < len(self.epochs) else None

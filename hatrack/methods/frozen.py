@@ -11,6 +11,7 @@ from torch import Tensor
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.stages import training_only
+from hatrack.methods.parts.used_tensors import used_of_network
 from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.network import Network
 from hatrack.options import check
@@ -63,4 +64,4 @@ class Frozen(Method):
         return self
 
     def used_by(self, task: int) -> dict[str, Tensor]:
-        return self.used_of_network(task, {})
+        return used_of_network(self.net, task, {})

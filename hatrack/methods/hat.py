@@ -6,7 +6,6 @@ bit; the gates have their own learning rate, because they are always trained by 
 every update, so that momentum, Adam and weight decay can't move them either; each task has its own norms.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -15,24 +14,10 @@ from torch import Tensor, nn
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.growth.grow import try_growth
-from hatrack.methods.growth.growth import (
-    GrowBelowOption,
-    GrowByOption,
-    GrowOption,
-    Growth,
-    grown_initial,
-    masks_of_generations,
-)
+from hatrack.methods.growth.growth import GrowBelowOption, GrowByOption, GrowOption, Growth, grown_initial
 from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
-from hatrack.methods.parts.annealing import (
-    Anneal,
-    AnnealedGates,
-    ValidationOption,
-    compensation,
-    hardness,
-    without_denormals,
-)
+from hatrack.methods.parts.annealing import LIMIT, Anneal, AnnealedGates, ValidationOption, hardness, initial_embedding
 from hatrack.methods.parts.candidates import (
     ReuseOption,
     RoomOption,
@@ -45,21 +30,18 @@ from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.partial_freeze import PartialFreeze
 from hatrack.methods.parts.releasing import FreeOption, InitialValues, renew
 from hatrack.methods.parts.task_norms import TaskNorms
-from hatrack.methods.parts.unit_usage import layer_usage, warn_if_held
+from hatrack.methods.parts.unit_weights import shared_weights, used_weights, weight_shares
+from hatrack.methods.parts.usage import layer_usage, warn_if_full, warn_of_trunk
 from hatrack.methods.release import releasing
 from hatrack.methods.serving import ServedNetwork, ServedTask
 from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.heads import grouped
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
-from hatrack.seeds import generator
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
 from hatrack.text import held_whole
-from hatrack.tracing.folded import LastPass
 from hatrack.tracing.units import Units
-
-LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
 
 
 class HAT(Method):
@@ -132,21 +114,11 @@ class HAT(Method):
             raise ValueError("free='initial' needs masks='binary': with soft gates finished tasks use all weights a little")
         self.stored_images = stored_images(probes, net.example)
         self.smax, self.c, self.kind, self.protect = smax, c, masks, protect
-        self.anneal, self.embedding, self.gate_lr, self.validation = anneal, embedding, gate_lr, validation
-        self.units = Units(net.trunk, net.example, on_unknown=on_unknown, leave=leave)
-        self.units.to(net.example.device)
-        self.held = self.units.held_whole()
-        warn_if_held(self.units, self.held)
-        if self.units.reads:
-            warnings.warn(
-                f"the trunk reads values of its input into Python ({'; '.join(self.units.reads[:3])}): what follows may "
-                "differ between images, so that more weights than usual are frozen after every task",
-                stacklevel=2,
-            )
-        # Units of layers that the user froze can't change, so their gates are always open and need no capacity.
-        self.register_buffer("frozen", self.units.frozen().to(net.example.device), persistent=False)
-        self.norms = TaskNorms(net, shared=norms == "shared", more=sorted(self.units.per_task))
-        self.initial = InitialValues(self._shared_weights()) if free == "initial" or room else None
+        self.anneal, self.embedding, self.gate_rate, self.validation = anneal, embedding, gate_lr, validation
+        self.register_buffer("frozen", None, persistent=False)
+        self._set_units(Units(net.trunk, net.example, on_unknown=on_unknown, leave=leave), shared_norms=norms == "shared")
+        warn_of_trunk(self.units, self.held)
+        self.initial = InitialValues(shared_weights(net, self.units)) if free == "initial" or room else None
         self.candidates = unit_candidates(self.units, net.seed, room).to(net.example.device) if room else None
         self.embeddings = nn.ParameterList()  # (units,) per task
         self.register_buffer("gates", torch.zeros(0, self.units.count, dtype=torch.bool if masks == "binary" else None))
@@ -155,11 +127,20 @@ class HAT(Method):
         self.freezes: list[PartialFreeze] = []
         self.own: dict[str, Tensor] = {}  # with candidates: which weights of the trunk are the task's own, by name
         self.used = torch.zeros(self.units.count)  # the largest gate of finished tasks, for every unit
-        self.any_frozen = bool(self.frozen.any())
         self._set_price()
         self.growth = Growth()
         self.on_new_tasks()
         try_growth(self)
+
+    def _set_units(self, units: Units, *, shared_norms: bool) -> None:
+        """Take the units of the trunk, and make norms for each task."""
+        self.units, device = units, self.net.example.device
+        units.to(device)
+        self.held = units.held_whole()
+        # Units of layers that the user froze can't change, so their gates are always open and need no capacity.
+        self.frozen = units.frozen().to(device)
+        self.any_frozen = bool(self.frozen.any())
+        self.norms = TaskNorms(self.net, shared=shared_norms, more=sorted(units.per_task))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move also the tables of units and what is frozen, when `.to(device)` is called."""
@@ -176,36 +157,34 @@ class HAT(Method):
         self.norms.grow(len(self.net.classes))
         for task in range(len(self.embeddings), len(self.net.classes)):
             device = self.net.example.device
-            self.embeddings.append(nn.Parameter(self._initial_embedding(task).to(device)))
+            self.embeddings.append(nn.Parameter(self._initial_embedding(task)))
             self.gates = torch.cat([self.gates.to(device), self.gates.new_zeros(1, self.units.count, device=device)])
             self.done = torch.cat([self.done.to(device), self.done.new_zeros(1, device=device)])
 
     def _initial_embedding(self, task: int) -> Tensor:
         """Return the embedding (units,) with which a task starts."""
-        e, source = torch.empty(self.units.count), generator(self.net.seed, "embedding", task)
-        e.normal_(generator=source) if self.embedding == "normal" else e.uniform_(0, 2, generator=source)
-        return e if self.candidates is None else torch.where(self.candidates.of(task).cpu(), e, -LIMIT)
+        return initial_embedding(self.units.count, self.embedding, self.net, task, self.candidates)
 
     # Forward
 
     def final_gates(self, task: int) -> Tensor:
         """Return the gates (units,) of a finished task, or those that a task would have if it were finished now."""
         e = self.embeddings[task]
-        now = (e > 0) | self.frozen if self.kind == "binary" else self._open_frozen(torch.sigmoid(self.smax * e))
+        now = (e > 0) | self.frozen if self.kind == "binary" else self.soft_gates(e, self.smax)
         return torch.where(self.done[task], self.gates[task], now)
 
-    def _open_frozen(self, gates: Tensor) -> Tensor:
-        """Open the gates of units that the user froze."""
-        return torch.where(self.frozen, 1.0, gates)
+    def soft_gates(self, e: Tensor, s: Tensor | float) -> Tensor:
+        """Return the gates (units,) of an embedding at hardness s (Eq. 1)."""
+        return torch.where(self.frozen, 1.0, torch.sigmoid(s * e))
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         if isinstance(task, Tensor):
             return grouped(self, x, task)
         if (old := self.growth_of(task)) is not None:  # the task was learned before the trunk was widened
             return self.net.head(old.run(self.net, x, self.norms.of(task), self.final_gates(task)), task)
-        return self.net.head(self.units.run(x, self.final_gates(task), self._tensors(task)), task)
+        return self.net.head(self.units.run(x, self.final_gates(task), self.tensors(task)), task)
 
-    def _tensors(self, task: int) -> dict[str, Tensor]:
+    def tensors(self, task: int) -> dict[str, Tensor]:
         """Return the task's own norms, by name. While it is learned and has candidates, also the weights of the trunk, with
         initial values in place of all that is not its own, so that it depends on no other task."""
         own = self.own if task == self.learning else {}
@@ -222,7 +201,7 @@ class HAT(Method):
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         self.begin_task(task.index)
-        self.warn_if_full(task.name) if self.candidates is None else self.candidates.check(task, fit)
+        warn_if_full(self, task.name) if self.candidates is None else self.candidates.check(task, fit)
         fit(self, task, plain={self.embeddings[task.index]: self.gate_rate})
         self.norms.recompute(self, task.index, task.train)  # with the final gates
         self.finish_task(task.index)
@@ -246,11 +225,6 @@ class HAT(Method):
         self.done[task] = True
         self.renew_free_weights()
 
-    @property
-    def gate_rate(self) -> float:
-        """The learning rate of the embeddings."""
-        return self.gate_lr
-
     def frozen_weights(self) -> list[Freeze]:
         """Return what is frozen while a task is learned, by parameter."""
         return [partial.freeze for partial in self.freezes]
@@ -258,35 +232,13 @@ class HAT(Method):
     def end_learning(self) -> None:
         self.freezes, self.own = [], {}
 
-    def _shared_weights(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that tasks share and train, by name: of the trunk without norms, and of a shared head."""
-        trunk = {f"trunk.{name}": p for name, p in self.net.trunk.named_parameters() if name in self.units.traced}
-        head = {f"heads.0.{name}": p for name, p in self.net.heads[0].named_parameters()} if self.net.shared else {}
-        return {name: p for name, p in (trunk | head).items() if p.requires_grad}
-
-    def _shares(self, tasks: list[Tensor], *, together: bool = False) -> dict[str, Tensor]:
-        """Return how far any of these gates (units,) use each shared weight, from 0 to 1, by the name of the parameter.
-
-        Tasks that were learned at an earlier width count as well, each by itself or all of one width together.
-        """
-        shares = {name: torch.zeros(p.shape, device=p.device) for name, p in self._shared_weights().items()}
-        for gates in tasks:
-            masks = {f"trunk.{name}": mask for name, mask in self.units.weight_masks(gates, near=True).items()}
-            # All tasks use the outputs of a shared head; a head per task needs no protection.
-            masks |= {"heads.0.weight": self.units.feature_masks(gates.cpu()), "heads.0.bias": torch.ones(())}
-            shares = {name: torch.maximum(share, masks[name].to(share.device)) for name, share in shares.items()}
-        for masks in masks_of_generations(self, together=together):
-            masks = {f"trunk.{name}": mask for name, mask in masks.items()}
-            shares = {name: torch.maximum(share, masks[name].to(share.device)) for name, share in shares.items()}
-        return shares
-
     @torch.no_grad()
     def _freeze_used_weights(self) -> None:
         """Compute which units the finished tasks use, and freeze the weights between them."""
         finished = list(self.gates[self.done].float())
         self.used = torch.stack([torch.zeros_like(self.embeddings[0]), *finished]).amax(0)
         protected = [self.used] if self.protect == "paper" and finished else finished  # all tasks together, or each
-        shares, self.freezes = self._shares(protected, together=self.protect == "paper"), []
+        shares, self.freezes = weight_shares(self, protected, together=self.protect == "paper"), []
         if self.candidates is not None:  # all but the candidates count as used
             mine = self.candidates.of(self.learning)
             self.used = (~mine).to(self.used)
@@ -294,7 +246,7 @@ class HAT(Method):
             shares = {f"trunk.{name}": (~mask).float() for name, mask in self.own.items()}
         self._set_price()
         empty, soft = not finished and self.candidates is None, self.kind == "soft"
-        for name, parameter in self._shared_weights().items():
+        for name, parameter in shared_weights(self.net, self.units).items():
             # What is held whole is trained by the first task, whatever the engine: see `Freeze`.
             share = torch.zeros_like(shares[name]) if empty else shares[name]
             self.freezes.append(PartialFreeze(parameter, share, soft=soft, empty=empty))
@@ -312,33 +264,13 @@ class HAT(Method):
         e, s = self.embeddings[batch.task], hardness(batch, self.smax, self.anneal)
         frozen = self.frozen if self.any_frozen else None
         gates, price = AnnealedGates.apply(e, s, self.smax, self.price, frozen)  # type: ignore[no-untyped-call]
-        features = self.units.run(batch.x, self._without_others(gates), self._tensors(batch.task))
+        features = self.units.run(batch.x, self.without_others(gates), self.tensors(batch.task))
         loss: Tensor = batch.loss(self.net.head(features, batch.task)) + price
         return loss
 
-    def soft_gates(self, e: Tensor, s: Tensor) -> Tensor:
-        """Return the gates (units,) of an embedding at hardness s (Eq. 1)."""
-        return self._open_frozen(torch.sigmoid(s * e))
-
-    def _opened(self, gates: Tensor) -> Tensor:
-        """Return soft gates as they are applied."""
-        return self._without_others(without_denormals(gates))
-
-    def _without_others(self, gates: Tensor) -> Tensor:
+    def without_others(self, gates: Tensor) -> Tensor:
         """Close the gates of units that are no candidates: `used` is 1 for them. Those that the user froze stay open."""
         return gates if self.candidates is None else torch.where((self.used == 0) | self.frozen, gates, 0.0)
-
-    def soft_forward(self, x: Tensor, task: int, s: Tensor, last: LastPass) -> Tensor:
-        """Return the logits of the task being learned, with its gates at hardness s, as `loss` has them but for rounding.
-
-        Args:
-            x: a batch of inputs.
-            task: the number of the task.
-            s: the hardness.
-            last: what the last pass has left.
-        """
-        opened = self._opened(self.soft_gates(self.embeddings[task], s))
-        return self.net.head(self.units.run_folded(x, opened, self._tensors(task), last), task)
 
     def capacity(self, gates: Tensor) -> Tensor:
         """Return R (Eq. 5), the share of the free units that the gates open; 0 when no unit is free."""
@@ -359,13 +291,6 @@ class HAT(Method):
         for partial in self.freezes:
             partial.mask_grad()
 
-    def gate_gradient(self, grad: Tensor, s: Tensor) -> Tensor:
-        """Return the gradient by which the embedding moves: that of a loss without the capacity term, plus c times that of
-        the capacity term, compensated. A loop that computes its own loss needs it; `loss` has it all in one."""
-        e = self.embeddings[self.learning].detach()
-        own: Tensor = torch.ops.aten.sigmoid_backward(self.price, torch.sigmoid(s * e)) * s  # of c R by e
-        return (grad + own) * compensation(e, s, self.smax)
-
     def constrain(self) -> None:
         """Restore the bits of frozen weights, keep the others finite (infinity times a closed gate is not 0), and clamp the
         embedding."""
@@ -377,72 +302,13 @@ class HAT(Method):
         """Clamp the embedding of the task being learned."""
         self.embeddings[self.learning].clamp_(-LIMIT, LIMIT)
 
-    # Inspecting and releasing
+    # Inspecting
 
     def used_by(self, task: int) -> dict[str, Tensor]:
         """Return the weights between its units, its gates, norms and head. Soft gates and shared norms guarantee nothing."""
         if self.kind == "soft" or (self.norms.shared and self.norms.names):
             return {}
-        old, units, gates = self.growth_of(task), self.units, self.gates[task]
-        trunk: dict[str, Tensor] = dict(self.net.trunk.named_parameters())
-        tensors = None
-        if old is not None:  # all at the width that it was learned at
-            trunk = tensors = old.tensors(self.net.trunk)
-            units, gates = old.units, gates[old.places.units]
-        shares = units.weight_masks(gates, near=True)
-        masks = {name: share.bool() for name, share in shares.items() if name in units.traced}  # they are 0 or 1
-        own = {f"trunk.{name}": torch.where(mask.to(trunk[name].device), trunk[name], 0) for name, mask in masks.items()}
-        own |= {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
-        if self.net.shared:
-            weight = self.net.heads[0].get_parameter("weight")
-            read = self.units.feature_masks(gates.float().cpu()) == 1
-            own["heads.0.weight"] = torch.where(read.to(weight.device), weight, 0)
-        return {**self.used_of_network(task, own, tensors), "gates": gates}
-
-    @torch.no_grad()
-    def release(self, task: int, *, erase: bool = False) -> None:
-        """Forget a task and free the units that only it uses. The task is then as if it had never been learned.
-
-        Args:
-            task: the number of the task.
-            erase: also give new values to all weights that no remaining task uses: the initial ones if the option `free` or
-                `reuse` keeps them. A warning names what may hold traces of the task; docs/releasing.md has the rules.
-        """
-        drift = "gates are soft" if self.kind == "soft" else "tasks share their norms"
-        with releasing(self, task, [name for name, n in self.units.held_elements().items() if n], drift, erase=erase):
-            self.gates[task] = 0
-            self.embeddings[task].copy_(self._initial_embedding(task))
-
-    def renew_free_weights(self, *, erase: bool = False) -> None:
-        """Return weights that no finished task uses to their initial values, if these are kept; to erase, draw others."""
-        if self.initial is not None or erase:
-            used = {name: share > 0 for name, share in self._shares(list(self.gates[self.done].float())).items()}
-            renew(self._shared_weights(), used, self.initial, self.net.seed)
-
-    # Growing
-
-    def units_of(self, trunk: nn.Module) -> Units:
-        """Return the units of a trunk, traced with the options of this method."""
-        if trunk is self.units.trunk:
-            return self.units
-        given = self.options["on_unknown"], self.options["leave"]
-        return Units(trunk, self.net.example, on_unknown=given[0], leave=given[1])
-
-    def on_growth(self, wider: Wider) -> None:
-        """Make units, norms, gates and embeddings of the wider trunk. Finished tasks use none of its new units."""
-        self.units, device = wider.units, self.net.example.device
-        self.units.to(device)
-        self.held, self.frozen = self.units.held_whole(), self.units.frozen().to(device)
-        self.any_frozen = bool(self.frozen.any())
-        self.norms = TaskNorms(self.net, shared=self.norms.shared, more=sorted(self.units.per_task))
-        gates, places = self.gates.new_zeros(len(self.gates), self.units.count), wider.places.units
-        gates[:, places] = self.gates
-        embeddings = [self._initial_embedding(task).to(device) for task in range(len(gates))]
-        for new, before, done in zip(embeddings, self.embeddings, self.done.tolist(), strict=True):
-            if done:
-                new[places] = before.detach()
-        self.gates, self.embeddings = gates, nn.ParameterList(embeddings)
-        self.initial = grown_initial(self.initial, self._shared_weights(), wider.places)
+        return used_weights(self, task)
 
     def layer_masks(self, task: int) -> dict[str, Tensor]:
         """Return which units of every layer a task uses: bools (units of the layer,), by the layer's name."""
@@ -467,3 +333,46 @@ class HAT(Method):
         used = (self.gates[self.done] > 0.5).any(0).float()
         held = {held_whole(name, reason): float(self.done.any()) for name, reason in self.held.items()}
         return layer_usage(self.units, used, self.frozen) | held
+
+    # Releasing
+
+    @torch.no_grad()
+    def release(self, task: int, *, erase: bool = False) -> None:
+        """Forget a task and free the units that only it uses. The task is then as if it had never been learned.
+
+        Args:
+            task: the number of the task.
+            erase: also give new values to all weights that no remaining task uses: the initial ones if the option `free` or
+                `reuse` keeps them. A warning names what may hold traces of the task; docs/releasing.md has the rules.
+        """
+        drift = "gates are soft" if self.kind == "soft" else "tasks share their norms"
+        with releasing(self, task, [name for name, n in self.units.held_elements().items() if n], drift, erase=erase):
+            self.gates[task] = 0
+            self.embeddings[task].copy_(self._initial_embedding(task))
+
+    def renew_free_weights(self, *, erase: bool = False) -> None:
+        """Return weights that no finished task uses to their initial values, if these are kept; to erase, draw others."""
+        if self.initial is not None or erase:
+            used = {name: share > 0 for name, share in weight_shares(self, list(self.gates[self.done].float())).items()}
+            renew(shared_weights(self.net, self.units), used, self.initial, self.net.seed)
+
+    # Growing
+
+    def units_of(self, trunk: nn.Module) -> Units:
+        """Return the units of a trunk, traced with the options of this method."""
+        if trunk is self.units.trunk:
+            return self.units
+        given = self.options["on_unknown"], self.options["leave"]
+        return Units(trunk, self.net.example, on_unknown=given[0], leave=given[1])
+
+    def on_growth(self, wider: Wider) -> None:
+        """Make units, norms, gates and embeddings of the wider trunk. Finished tasks use none of its new units."""
+        self._set_units(wider.units, shared_norms=self.norms.shared)
+        gates, places = self.gates.new_zeros(len(self.gates), self.units.count), wider.places.units
+        gates[:, places] = self.gates
+        embeddings = [self._initial_embedding(task) for task in range(len(gates))]
+        for new, before, done in zip(embeddings, self.embeddings, self.done.tolist(), strict=True):
+            if done:
+                new[places] = before.detach()
+        self.gates, self.embeddings = gates, nn.ParameterList(embeddings)
+        self.initial = grown_initial(self.initial, shared_weights(self.net, self.units), wider.places)

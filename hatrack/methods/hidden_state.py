@@ -37,6 +37,12 @@ class HiddenState:
         users = [part for part in inner if type(part).__module__.partition(".")[0] != PACKAGE]
         self.attributes = [(part, set(vars(part)), _attributes(part, known)) for part in users]
 
+    def __enter__(self) -> None:
+        """Begin a block at whose end everything is restored."""
+
+    def __exit__(self, *error: object) -> None:
+        self.restore()
+
     @torch.no_grad()
     def restore(self) -> None:
         """Give the modules back what they had. No version of a tensor changes, so that a backward pass is still possible."""

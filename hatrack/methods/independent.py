@@ -9,8 +9,9 @@ from typing import Self
 from torch import Tensor, nn
 
 from hatrack.methods.fit import Fit
-from hatrack.methods.method import Method, used_modules
+from hatrack.methods.method import Method
 from hatrack.methods.parts.snapshot import Snapshot
+from hatrack.methods.parts.used_tensors import used_modules
 from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.heads import grouped
 from hatrack.networks.network import Network

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from hatrack.methods.fit import Fit
-from hatrack.methods.method import Method, used_modules
+from hatrack.methods.method import Method
 from hatrack.methods.parts.stages import training_only
+from hatrack.methods.parts.used_tensors import used_modules, used_of_network
 from hatrack.methods.serving import ServedNetwork, ServedTask
 from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.adapters import Rank, Scale, adaptable_weights, low_rank_pair
@@ -118,4 +119,4 @@ class LoRA(Method):
         self.trains_trunk = False
 
     def used_by(self, task: int) -> dict[str, Tensor]:
-        return {**self.used_of_network(task, {}), **used_modules({"adapter": self.adapters[task]})}
+        return {**used_of_network(self.net, task, {}), **used_modules({"adapter": self.adapters[task]})}

@@ -8,7 +8,6 @@ Predictions and everything else that only uses what was learned are in `trained.
 """
 
 import threading
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Literal, final
@@ -16,22 +15,26 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
+from hatrack.methods.arguments import check_images, check_task, task_number
 from hatrack.methods.divergence import rate
+from hatrack.methods.finished_tasks import note_finished, notes, take_notes
 from hatrack.methods.fit import CountedFit, Fit, LearnResult
 from hatrack.methods.growth.generation import Generation
-from hatrack.methods.growth.grow import grow, prepare_trunk, replay
-from hatrack.methods.growth.growth import Growth, remember
+from hatrack.methods.growth.grow import grow, replay, room_for
+from hatrack.methods.growth.growth import Growth
 from hatrack.methods.guarantees import Bits, Probes, transaction
 from hatrack.methods.hidden_state import HiddenState
 from hatrack.methods.modes import without_autocast_cache
 from hatrack.methods.overrides import check_overrides
 from hatrack.methods.ownership import check_owner, claim
-from hatrack.methods.parts.releasing import note_forgotten, note_learned
-from hatrack.methods.router import Router, fit_router
+from hatrack.methods.parts.releasing import note_forgotten
+from hatrack.methods.router import Router
 from hatrack.methods.serving import ServedMethod, ServedNetwork, ServedTask
 from hatrack.methods.stored_images import StoredImages
-from hatrack.methods.trained import TrainedMethod, task_number
-from hatrack.networks.network import LISTED, Network
+from hatrack.methods.trained import TrainedMethod
+from hatrack.networks.description import LISTED
+from hatrack.networks.network import Network
+from hatrack.networks.trunk import check_precision
 from hatrack.options import parameters
 from hatrack.regime import Regime
 from hatrack.registry import Scenario, undefined
@@ -39,7 +42,6 @@ from hatrack.tasks.device import to_device
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.targets import Able
 from hatrack.tasks.task import Task
-from hatrack.text import SCARCE, is_held
 
 
 class Method(TrainedMethod):
@@ -91,9 +93,7 @@ class Method(TrainedMethod):
         self.built = len(net.classes), [name for name, p in net.trunk.named_parameters() if not p.requires_grad]
         self.grown = len(net.classes)  # how many tasks there is room for: see `on_new_tasks`
         self.history: dict[int, str] = {}  # the finished tasks and their names, in the order of learning
-        self.learned_after: dict[
-            int, list[int]
-        ] = {}  # by task: those learned after an earlier version of it, see releasing.py
+        self.learned_after: dict[int, list[int]] = {}  # those after an earlier version of a task: see releasing.py
         self.current_task: int | None = None  # the number of the task that is being learned
         self.fitting = False  # while a fit runs the steps of an epoch
         self.stored_images: StoredImages | None = None  # a method with the option `probes` makes them: see stored_images.py
@@ -120,9 +120,7 @@ class Method(TrainedMethod):
         """Return all tensors by name. Which tasks are learned is in its metadata, where torch keeps versions."""
         state = super().state_dict(*args, prefix=prefix, **keywords)
         if (own := getattr(state, "_metadata", {}).get(prefix[:-1])) is not None:
-            own["learned"] = {"tasks": dict(self.history), "digests": dict(self.digests), "targets": dict(self.net.targets)}
-            own["learned"]["after"] = {task: list(others) for task, others in self.learned_after.items()}
-            own["learned"]["example"] = self.net.example_task
+            own["learned"] = notes(self)
         return state
 
     def _load_from_state_dict(
@@ -134,10 +132,7 @@ class Method(TrainedMethod):
             raise RuntimeError(str(error)) from None  # as torch does if tensors don't fit
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **keywords)
         if (learned := local_metadata.get("learned")) is not None:  # a plain dictionary of tensors does not say it
-            self.history, self.digests = dict(learned["tasks"]), dict(learned["digests"])
-            self.net.targets = dict(learned.get("targets", {}))
-            self.learned_after = {task: list(others) for task, others in learned.get("after", {}).items()}
-            self.net.example_task = learned.get("example")
+            take_notes(self, learned)
 
     def __repr__(self) -> str:
         known = parameters(type(self))
@@ -203,26 +198,6 @@ class Method(TrainedMethod):
         """Return how many weights the method has for all tasks together."""
         return sum(p.numel() for p in self.parameters())
 
-    def num_bytes(self) -> int:
-        """Return how many bytes the method keeps for all tasks together: weights, what it remembers, stored images."""
-        return sum(self.kept_bytes().values())
-
-    def kept_bytes(self) -> dict[str, int]:
-        """Return the bytes that the method keeps for all tasks together, by kind.
-
-        Returns:
-            The bytes of "weights" (parameters), "buffers", "masks" and "images"; `keeps` names those of the last two kinds.
-            A tensor that several modules share counts once.
-        """
-        found, kinds = dict.fromkeys(("weights", "buffers", "masks", "images"), 0), {"stored_images": "images", **self.keeps}
-        weights = dict(self.named_parameters(remove_duplicate=False))
-        seen: set[int] = set()
-        for name, tensor in self.state_dict(keep_vars=True).items():
-            kind = kinds.get(name.partition(".")[0], "weights" if name in weights else "buffers")
-            found[kind] += 0 if id(tensor) in seen else tensor.nbytes
-            seen.add(id(tensor))
-        return found
-
     def usage(self) -> dict[str, float]:
         """Return the share of every layer that finished tasks have taken; empty if the method takes nothing."""
         return {}
@@ -260,34 +235,16 @@ class Method(TrainedMethod):
             ValueError: if the task does not fit the network, or another task was learned under its number.
             Diverged: if the loss is not finite.
         """
-        if not isinstance(task, Task) or not callable(fit):
-            raise ValueError("learn takes a Task and a Trainer: method.learn(task, Trainer(regime))")
-        if self.history.get(task.index, task.name) != task.name:
-            raise ValueError(
-                f"task {task.index} is {self.history[task.index]!r}, which has been learned, and {task.name!r} would take "
-                f"its place: net.add_task gives it a number of its own; forget_task({task.index}) gives up the old one"
-            )
-        self.net.check_task(task)
-        task.target.check_for(type(self).__name__, self.targets, task.name)
+        check_task(self, task, fit)
         check_owner(self)
-        with self.lock, without_autocast_cache(), self._room_for(task):
+        with self.lock, without_autocast_cache(), room_for(self, task):
             task, counted = to_device(task, self.net.example.device), CountedFit(fit)
             with transaction(self, task, counted), self._while_learning(task.index):
                 self.net.set_preprocessing(task)
                 self.learn_task(task, counted)
                 usage = self.usage()
                 kept = self.stored_images.select(task.train) if self.stored_images and self.used_by(task.index) else None
-            self.digests.pop(task.index, None)  # of the task as it was before, if it was learned again
-            self.net.set_target(task)
-            self.net.note_example(task)
-            self.router.delete(task.index)
-            note_learned(self, task.index)
-            self.history.pop(task.index, None)
-            self.history[task.index] = task.name
-            if self.stored_images and kept is not None:
-                self.stored_images.store(task.index, kept)
-            if self.router.tasks() and {*self.history} - {task.index} <= {*self.router.tasks()}:
-                fit_router(self, task)  # it knew all the others, so that it goes on to know all
+            note_finished(self, task, kept)
         return counted.end(task, usage)
 
     def __call__(self, x: Tensor, task: TaskId) -> Tensor:
@@ -301,29 +258,18 @@ class Method(TrainedMethod):
             Logits (images, classes of the task); for several tasks as wide as the widest, see `Network.head`. With one head
             of all classes, the logits of all classes seen so far, whatever the task is: see `reach`.
         """
-        if not isinstance(x, Tensor):
-            raise ValueError(f"images must be a tensor, not {type(x).__name__}: method.predict takes arrays as well")
-        if x.dtype == torch.uint8:
-            raise ValueError(
-                "images of type uint8 are raw: method.predict(images, task) takes them; method.net.preprocess(images, task) "
-                "makes them what the network sees"
-            )
-        if self.net.example.is_floating_point() and not (x.is_floating_point() or x.is_complex()):
-            raise ValueError(f"the network sees floats, not {str(x.dtype).removeprefix('torch.')}")
+        check_images(self.net, x)
         task = task_number(task, len(x))
         if isinstance(task, int):
             self.net.check_task_id(task)
         with self.lock:
             self.make_room()
-            kept = HiddenState(self, buffers=True) if self._must_keep(task) else None
-            try:
-                return super().__call__(x, self.reach(task))  # type: ignore[no-any-return]
-            except RuntimeError:  # perhaps the cause is known, and the message can be clearer
-                self.net.check_precision(x, "the images")
-                raise
-            finally:
-                if kept:
-                    kept.restore()
+            with HiddenState(self, buffers=True) if self._must_keep(task) else nullcontext():
+                try:
+                    return super().__call__(x, self.reach(task))  # type: ignore[no-any-return]
+                except RuntimeError:  # perhaps the cause is known, and the message can be clearer
+                    check_precision(self.net.trunk, x, "the images")
+                    raise
 
     def reach(self, task: TaskId) -> TaskId:
         """Return the task up to whose classes a forward pass computes logits, if the network has one head of all classes.
@@ -378,27 +324,6 @@ class Method(TrainedMethod):
         """Return the earlier width of the trunk at which a finished task runs; None if it is the present one."""
         return None if self.growth is None else self.growth.of(task)
 
-    def done_tasks(self) -> list[int]:
-        """Return the tasks whose masks are kept, also those that `forget_task` took from the list."""
-        done = getattr(self, "done", None)
-        return done.nonzero().flatten().tolist() if isinstance(done, Tensor) else []
-
-    @contextmanager
-    def _room_for(self, task: Task) -> Iterator[None]:
-        """Make room for a task that is learned in the block. If that fails, the trunk has its old width again."""
-        self.make_room()
-        if self.growth is None:
-            yield
-            return
-        undo, before = remember(self), (self.growth.steps, self.growth.born)
-        try:
-            prepare_trunk(self, task)
-            yield
-        except BaseException:
-            if self.growth.steps is not before[0] or self.growth.born is not before[1]:
-                undo()
-            raise
-
     @contextmanager
     def _while_learning(self, task: int) -> Iterator[None]:
         """Note which task is learned in the block. No batch has examples of tasks after it and all that were learned, so
@@ -445,34 +370,3 @@ class Method(TrainedMethod):
         self.net.targets.pop(task, None)
         if self.stored_images:
             self.stored_images.delete(task)
-
-    def used_of_network(
-        self, task: int, exchanged: Mapping[str, Tensor], trunk: Mapping[str, Tensor] | None = None
-    ) -> dict[str, Tensor]:
-        """Return the tensors of the trunk and of a task's head, for `used_by`.
-
-        Args:
-            task: the number of the task.
-            exchanged: tensors by name that are returned in place of the network's own.
-            trunk: the tensors of the trunk, if the task was learned at an earlier width.
-        """
-        parts = ("trunk.", "heads.0." if self.net.shared else f"heads.{task}.")
-        tensors = [*self.net.named_parameters(), *self.net.named_buffers()]
-        if trunk is not None:
-            tensors = [(name, t) for name, t in tensors if not name.startswith("trunk.")]
-            tensors += [(f"trunk.{name}", t) for name, t in trunk.items()]
-        return {name: exchanged.get(name, tensor) for name, tensor in tensors if name.startswith(parts)}
-
-    def warn_if_full(self, name: str) -> None:
-        """Warn if little is free in some layers; the task is learned all the same."""
-        taken = {layer: share for layer, share in self.usage().items() if not is_held(layer)}
-        scarce = [f"{layer} ({1 - share:.0%})" for layer, share in taken.items() if 1 - share < SCARCE]
-        if scarce:
-            which = ", ".join(scarce[:3]) + (" ..." if len(scarce) > 3 else "")
-            counts = f"{len(scarce)} of {len(taken)} layers: {which}"
-            warnings.warn(f"task {name!r} finds under {SCARCE:.0%} free in {counts}", stacklevel=4)
-
-
-def used_modules(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Return all tensors of some modules, for `used_by` of a method whose tasks have modules of their own."""
-    return {f"{key}.{name}": tensor for key, module in modules.items() for name, tensor in module.state_dict().items()}

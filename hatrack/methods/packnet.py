@@ -16,6 +16,8 @@ from hatrack.methods.method import Method
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.releasing import note_renewed, renew, warn_of_traces
 from hatrack.methods.parts.task_norms import TaskNorms, own_tensors
+from hatrack.methods.parts.usage import warn_if_full
+from hatrack.methods.parts.used_tensors import used_of_network
 from hatrack.methods.parts.vectors import pieces, values
 from hatrack.methods.serving import ServedNetwork, ServedTask
 from hatrack.methods.stored_images import ProbesOption, stored_images
@@ -153,7 +155,7 @@ class PackNet(Method):
         self._free_weights_of(task.index)  # if it was learned before
         position = int(self.turns.max()) + 1
         self._freeze(self.owner > 0)
-        self.warn_if_full(task.name)
+        warn_if_full(self, task.name)
         first = fit(self, task)
         self._prune(position)
         self._freeze(self.owner != position)  # also the pruned weights: they stay 0
@@ -209,7 +211,7 @@ class PackNet(Method):
 
     def used_by(self, task: int) -> dict[str, Tensor]:
         """Return the weights that it uses, its norms, biases and head."""
-        return self.used_of_network(task, self._used_weights(task) | self._own_tensors(task))
+        return used_of_network(self.net, task, self._used_weights(task) | self._own_tensors(task))
 
     def weight_masks(self, task: int) -> dict[str, Tensor]:
         """Return which weights a task uses, its own and those of tasks before it, by name. While it is learned, its own are

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from hatrack.methods.fit import Fit, FitResult
-from hatrack.methods.method import Method, used_modules
+from hatrack.methods.method import Method
 from hatrack.methods.parts.on_host import OnHost
 from hatrack.methods.parts.snapshot import Snapshot
 from hatrack.methods.parts.stages import Stage, stages, training_only
+from hatrack.methods.parts.used_tensors import used_modules
 from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.heads import grouped
 from hatrack.networks.initial_weights import initialise

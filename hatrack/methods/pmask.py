@@ -12,23 +12,19 @@ from torch import Tensor, nn
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.growth.grow import try_growth
-from hatrack.methods.growth.growth import (
-    GrowBelowOption,
-    GrowByOption,
-    GrowOption,
-    Growth,
-    grown_initial,
-)
+from hatrack.methods.growth.growth import GrowBelowOption, GrowByOption, GrowOption, Growth, grown_initial
 from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
-from hatrack.methods.parts.annealing import Anneal, ValidationOption, hardness
+from hatrack.methods.parts.annealing import LIMIT, Anneal, ValidationOption, hardness, initial_embedding
 from hatrack.methods.parts.bits import pack, unpack
 from hatrack.methods.parts.candidates import ReuseOption, RoomOption, check_options, weight_candidates
 from hatrack.methods.parts.divisors import divisors
 from hatrack.methods.parts.freeze import Freeze
-from hatrack.methods.parts.masked_weights import Masked, times_slope
+from hatrack.methods.parts.masked_weights import Masked
 from hatrack.methods.parts.releasing import FreeOption, InitialValues, renew
 from hatrack.methods.parts.task_norms import TaskNorms
+from hatrack.methods.parts.usage import warn_if_full
+from hatrack.methods.parts.used_tensors import used_of_network
 from hatrack.methods.parts.vectors import pieces
 from hatrack.methods.release import releasing
 from hatrack.methods.serving import ServedNetwork, ServedTask
@@ -37,14 +33,9 @@ from hatrack.networks.heads import grouped
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.regime import Regime
-from hatrack.seeds import generator
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
-from hatrack.tracing.folded import LastPass
 from hatrack.tracing.units import Units
-
-LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
-CHUNK = 2**18  # entries that a CPU works on at a time, so that what it computes in between stays in its cache
 
 
 class PMASK(Method):
@@ -163,11 +154,8 @@ class PMASK(Method):
             self.done = torch.cat([self.done.to(device), self.done.new_zeros(1, device=device)])
 
     def _initial_embeddings(self, task: int) -> Tensor:
-        """Return the embeddings (weights,) with which a task starts; they depend on the seed and the task only."""
-        e, source = torch.empty(self.count), generator(self.net.seed, "embedding", task)
-        e.normal_(generator=source) if self.embedding == "normal" else e.uniform_(0, 2, generator=source)
-        e = e.to(self.net.example.device)
-        return e if self.candidates is None else torch.where(self.candidates.of(task), e, -LIMIT)
+        """Return the embeddings (weights,) with which a task starts."""
+        return initial_embedding(self.count, self.embedding, self.net, task, self.candidates)
 
     # Forward
 
@@ -184,7 +172,7 @@ class PMASK(Method):
             return self.net.head(
                 old.run(self.net, x, self._of_trunk(self._exchanged(task, self._gated_weights(task)))), task
             )
-        return self._run(x, task, self._gated_weights(task))
+        return self.run(x, task, self._gated_weights(task))
 
     def _gated_weights(self, task: int) -> list[Tensor]:
         """Return the weights as a task uses them: 0 where its gates are closed, at the width that it was learned at."""
@@ -200,7 +188,7 @@ class PMASK(Method):
         """Return tensors by their names in the trunk."""
         return {name.removeprefix("trunk."): tensor for name, tensor in tensors.items()}
 
-    def _run(self, x: Tensor, task: int, weights: list[Tensor]) -> Tensor:
+    def run(self, x: Tensor, task: int, weights: list[Tensor]) -> Tensor:
         """Return the logits with these weights and the task's own norms."""
         return self.net.run_with(self._exchanged(task, weights), x, task)
 
@@ -219,7 +207,7 @@ class PMASK(Method):
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         self.begin_task(task.index)
-        self.warn_if_full(task.name) if self.candidates is None else self.candidates.check(task, fit)
+        warn_if_full(self, task.name) if self.candidates is None else self.candidates.check(task, fit)
         assert self.embeddings is not None
         fit(self, task, plain={self.embeddings: self.gate_rate})
         self.norms.recompute(self, task.index, task.train)  # with the final gates
@@ -281,7 +269,7 @@ class PMASK(Method):
         """Return the loss of the task with annealed gates, plus c times the capacity term."""
         assert isinstance(batch.task, int), "PMASK learns one task at a time"
         weights, capacity = self.masked(hardness(batch, self.smax, self.anneal))
-        return batch.loss(self._run(batch.x, batch.task, weights)) + self.c * capacity
+        return batch.loss(self.run(batch.x, batch.task, weights)) + self.c * capacity
 
     def masked(self, s: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the weights times the gates of the task being learned, at hardness s, and the capacity term R (HAT's
@@ -292,23 +280,6 @@ class PMASK(Method):
         given = (self.embeddings, s, self.smax, self.price, *weights)
         *weights, capacity = Masked.apply(*given)  # type: ignore[no-untyped-call]
         return weights, capacity
-
-    def soft_forward(self, x: Tensor, task: int, s: Tensor, last: LastPass) -> Tensor:
-        """Return the logits of the task being learned, with its gates at hardness s. Its norms have no gates."""
-        return self._run(x, task, self.masked(s)[0])
-
-    def gate_gradient(self, grad: Tensor, s: Tensor) -> Tensor:
-        """Return the gradient by which the embeddings move: that of a loss without the capacity term, which is compensated
-        already, plus c times that of the capacity term. It is written over the gradient that is given. A loop that computes
-        its own loss needs it."""
-        assert self.embeddings is not None
-        e = self.embeddings.detach()
-        size = CHUNK if e.device.type == "cpu" else max(1, len(e))
-        parts = (torch.split(vector, size) for vector in (grad, self.price, e))
-        for part, price, own in zip(*parts, strict=True):
-            a = (s * own).clamp_(-50, 50).sigmoid_()
-            part.add_(times_slope(price * (self.smax * self.c), torch.sigmoid(own), a))
-        return grad
 
     @torch.no_grad()
     def validation_price(self, task: int) -> float:
@@ -346,10 +317,10 @@ class PMASK(Method):
         own = {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
         own |= dict(zip(self.names, self._gated_weights(task), strict=True))
         if (old := self.growth_of(task)) is None:
-            return {**self.used_of_network(task, own), "gates": self.packed_masks[task]}
+            return {**used_of_network(self.net, task, own), "gates": self.packed_masks[task]}
         named = zip(self.names, pieces(self.final_gates(task), self.weights()), strict=True)
         gates = [old.places.narrow(name.removeprefix("trunk."), gate).flatten() for name, gate in named]
-        return {**self.used_of_network(task, own, old.tensors(self.net.trunk)), "gates": pack(torch.cat(gates))}
+        return {**used_of_network(self.net, task, own, old.tensors(self.net.trunk)), "gates": pack(torch.cat(gates))}
 
     def weight_masks(self, task: int) -> dict[str, Tensor]:
         """Return which weights a task uses, by name: bools in the shape of the parameter."""
@@ -396,7 +367,7 @@ class PMASK(Method):
         self._count_weights()
         self.initial = grown_initial(self.initial, dict(zip(self.names, self.weights(), strict=True)), wider.places)
         rows = [self._initial_embeddings(task) > 0 for task in range(len(masks))]
-        for task in self.done_tasks():
+        for task in self.done.nonzero().flatten().tolist():
             rows[task] = torch.zeros_like(rows[task])
             for name, wide, mask in zip(names, pieces(rows[task], self.weights()), masks[task], strict=True):
                 wider.places.put(name, wide, mask)

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
-from hatrack.methods.method import Method, used_modules
+from hatrack.methods.method import Method
 from hatrack.methods.parts.on_host import OnHost
 from hatrack.methods.parts.stages import Stage, layer_like, stages, training_only
+from hatrack.methods.parts.used_tensors import used_modules
 from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.heads import grouped
 from hatrack.networks.initial_weights import initialise

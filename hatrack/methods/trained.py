@@ -4,14 +4,15 @@
 """
 
 import math
-import operator
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any, ClassVar, cast, final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, final
 
 import torch
 from torch import Tensor, fx, nn
 
+from hatrack.methods.arguments import task_number
 from hatrack.methods.certificate import certificate
 from hatrack.methods.extraction.extract import extract
 from hatrack.methods.extraction.raw import with_preprocessing
@@ -23,7 +24,7 @@ from hatrack.networks.network import Network
 from hatrack.options import shown, whole
 from hatrack.registry import Scenario
 from hatrack.tasks.arrays import as_tensor, channels_first
-from hatrack.tasks.split import TaskId, task_ids
+from hatrack.tasks.split import TaskId
 from hatrack.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class TrainedMethod(nn.Module):
         router: finds the tasks of images, once it was fitted.
         lock: held by the thread that computes with the network.
         scenarios: where the method is defined.
+        keeps: what attributes hold, if it is masks or images.
     """
 
     net: Network
@@ -48,6 +50,7 @@ class TrainedMethod(nn.Module):
     router: Router
     lock: threading.RLock
     scenarios: ClassVar[tuple[Scenario, ...]]
+    keeps: ClassVar[Mapping[str, Literal["masks", "images"]]]
 
     if TYPE_CHECKING:  # what `Method` has
 
@@ -229,6 +232,26 @@ class TrainedMethod(nn.Module):
         """
         return shared_with_earlier({task: self.weight_masks(task) for task in self.history})
 
+    def num_bytes(self) -> int:
+        """Return how many bytes the method keeps for all tasks together: weights, what it remembers, stored images."""
+        return sum(self.kept_bytes().values())
+
+    def kept_bytes(self) -> dict[str, int]:
+        """Return the bytes that the method keeps for all tasks together, by kind.
+
+        Returns:
+            The bytes of "weights" (parameters), "buffers", "masks" and "images"; `keeps` names those of the last two kinds.
+            A tensor that several modules share counts once.
+        """
+        found, kinds = dict.fromkeys(("weights", "buffers", "masks", "images"), 0), {"stored_images": "images", **self.keeps}
+        weights = dict(self.named_parameters(remove_duplicate=False))
+        seen: set[int] = set()
+        for name, tensor in self.state_dict(keep_vars=True).items():
+            kind = kinds.get(name.partition(".")[0], "weights" if name in weights else "buffers")
+            found[kind] += 0 if id(tensor) in seen else tensor.nbytes
+            seen.add(id(tensor))
+        return found
+
     def certificate(self) -> dict[str, Any]:
         """Return what shows later that the finished tasks are, bit for bit, what they are now, as plain values for JSON.
 
@@ -244,15 +267,3 @@ class TrainedMethod(nn.Module):
         if task not in self.history:
             learned = ", ".join(map(str, self.history)) or "none"
             raise ValueError(f"task {shown(task)} has not been learned; learned are {learned}")
-
-
-def task_number(task: Any, images: int) -> TaskId:
-    """Return a task's number as an int; the numbers of many tasks, one per image, as a tensor of int64."""
-    if isinstance(task, Tensor) and task.dim():
-        return task_ids(task, images)
-    try:
-        if isinstance(task, bool):
-            raise TypeError
-        return operator.index(task)
-    except TypeError:
-        raise ValueError(f"a task is given by its number, or a tensor of them, one per image, not {shown(task)}") from None

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hatrack.options import LARGEST_WHOLE, expect
 
@@ -21,11 +20,3 @@ def check_classes(classes: int) -> None:
     """Raise a ValueError unless a task may have so many classes."""
     if not 1 <= classes <= LARGEST_WHOLE:
         raise ValueError(f"a task has at least one class and at most {LARGEST_WHOLE}, not {classes}")
-
-
-def cannot_run(error: RuntimeError, example: Tensor) -> Exception:
-    """Return the error to raise if a trunk fails on the example: what torch says in one line, or that memory ran out."""
-    if isinstance(error, torch.OutOfMemoryError) or "allocate" in str(error):
-        return error
-    said = " ".join(str(error).split())[:200]
-    return ValueError(f"the trunk can't be run on an example of shape {tuple(example.shape)}: {said}")

@@ -4,10 +4,8 @@ A head of all classes (heads="class") grows by the classes of every task: its ro
 so that their initial weights depend on the seed and the number of the task only, and files hold them like heads of tasks.
 """
 
-import copy
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self, cast, get_args
 
 import torch
@@ -15,25 +13,19 @@ from torch import Tensor, nn
 
 from hatrack.networks import Heads, Init
 from hatrack.networks.adapters import frozen_norms
-from hatrack.networks.arguments import cannot_run, check_arguments, check_classes
+from hatrack.networks.arguments import check_arguments, check_classes
+from hatrack.networks.description import describe
 from hatrack.networks.freezing import freeze_parts
 from hatrack.networks.heads import by_task, heads_by_task
 from hatrack.networks.initial_weights import initialise
-from hatrack.networks.packed_heads import PackedHeads, can_be_packed
+from hatrack.networks.packed_heads import PackedHeads
 from hatrack.networks.preprocessing import Preprocessing, as_example, classes_and_example
+from hatrack.networks.trunk import check_tensors, count_features, without_last_layer
 from hatrack.seeds import seeded
-from hatrack.tasks.split import TaskId, shape_text
+from hatrack.tasks.split import TaskId
 from hatrack.tasks.targets import CLASSES, Target
 from hatrack.tasks.task import Task
 from hatrack.tracing.exchange import functional_call
-from hatrack.tracing.units import last_layer
-
-LISTED = 8  # tasks whose classes are listed in one line
-
-
-def rounded(count: int) -> str:
-    """Return a number in few digits: "9,610" or "1.2 M"."""
-    return f"{count:,}" if count < 10**6 else f"{count / 10**6:.3g} M" if count < 10**9 else f"{count / 10**9:.3g} G"
 
 
 class Network(nn.Module):
@@ -90,13 +82,7 @@ class Network(nn.Module):
         classes, example = classes_and_example(classes, example, tasks)
         if heads == "shared" and not classes:
             raise ValueError("heads='shared' needs the classes of the first task: the head that all share is made for them")
-        for name, value in trunk.state_dict().items():
-            if not isinstance(value, Tensor):
-                raise ValueError(
-                    f"the trunk's state holds {name!r}, of type {type(value).__name__}: only tensors can be kept"
-                )
-            if value.layout != torch.strided:
-                raise ValueError(f"the trunk's {name!r} is sparse: only dense weights can be learned; .to_dense() makes one")
+        check_tensors(trunk)
         self.trunk, self.init, self.seed = trunk, init, seed
         self.shared, self.incremental = heads == "shared", heads == "class"
         where = next((p.device for p in trunk.parameters()), example.device)
@@ -106,8 +92,8 @@ class Network(nn.Module):
         self.frozen = [*freeze_parts(trunk, freeze), *frozen_norms(trunk)]
         self.classes: list[int] = []
         self.in_use = 0  # while a task is learned: of how many tasks there can be examples in a batch; otherwise 0
-        self.mixed: Collection[int] = ()  # the tasks whose heads batches train that mix tasks: see `mixing`
-        self.packed: PackedHeads | None = None  # their heads, while a fit has them together: see `pack`
+        self.mixed: Collection[int] = ()  # the tasks whose heads batches train that mix tasks: see `packed_heads.py`
+        self.packed: PackedHeads | None = None  # their heads, while a fit has them together
         self.targets: dict[int, Target] = {}  # of learned tasks that ask for something else than plain classes
         self.example_task: int | None = None  # the task whose first training images are the example, once it was learned
         self.heads = nn.ModuleList()  # of nn.Linear: one per task, or a single one; of "class", the rows of each task
@@ -145,41 +131,18 @@ class Network(nn.Module):
         """
         classes, example = classes_and_example(classes, example, tasks)
         check_arguments(model, "", 0, "")
-        trunk = copy.deepcopy(model)
-        name = last_layer(trunk, example)
-        parent, _, own = name.rpartition(".")
-        setattr(trunk.get_submodule(parent), own, nn.Identity())
-        return cls(trunk, classes, example, **options)
+        return cls(without_last_layer(model, example), classes, example, **options)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle holds: all but what a fit has put together for its steps."""
         return {**self.__dict__, "mixed": (), "packed": None}
 
     def __repr__(self) -> str:
-        counts, parameters = self.classes, sum(p.numel() for p in self.parameters())
-        few = ", ".join(map(str, counts[:LISTED])) + (", ..." if len(counts) > LISTED else "")
-        tasks = f"{len(counts)} {'task' if len(counts) == 1 else 'tasks'}" + (f": {few} classes" if counts else "")
-        parts = [type(self.trunk).__name__, f"{rounded(parameters)} parameters", shape_text(self.example.shape[1:]), tasks]
-        parts += [f"heads={self.kind!r}"] if self.kind != "multi" else []
-        parts += [f"init={self.init!r}"] if self.init != "default" else []
-        parts += [f"seed={self.seed}"] if self.seed else []
-        stopped = sum(p.numel() for p in self.trunk.parameters() if not p.requires_grad)
-        return f"Network({', '.join(parts)}{f', {rounded(stopped)} of them frozen' if stopped else ''})"
+        return describe(self)
 
     def _features(self) -> int:
-        """Run the trunk on the example and return the width of the feature vector."""
-        mode = self.trunk.training
-        with torch.no_grad():
-            try:
-                out = self.trunk.eval()(self.example)
-            except RuntimeError as error:
-                self.check_precision(self.example, "the example")
-                raise cannot_run(error, self.example) from error
-        self.trunk.train(mode)
-        if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != len(self.example):
-            got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise ValueError(f"the trunk must turn a batch of images into (batch, features), not {got}")
-        return out.shape[1]
+        """Return the width of the feature vector."""
+        return count_features(self.trunk, self.example)
 
     @property
     def kind(self) -> Heads:
@@ -255,17 +218,6 @@ class Network(nn.Module):
         if (task.train.x.dtype == torch.int64) != self.preprocessing.tokens:
             kinds = ("images", "token ids") if self.preprocessing.tokens else ("token ids", "images")
             raise ValueError(f"task {task.name!r} has {kinds[0]}, but the example was {kinds[1]}")
-
-    def check_precision(self, images: Tensor, what: str) -> None:
-        """Raise an error in one line if the trunk computes in another precision than that of these images."""
-        kinds = {p.dtype for p in self.trunk.parameters() if p.is_floating_point()}
-        if kinds and images.dtype not in kinds and not self._takes_tokens(images):
-            seen, own = (str(kind).removeprefix("torch.") for kind in (images.dtype, min(kinds, key=str)))
-            raise ValueError(f"{what}: images are {seen}, but the trunk's weights {own}; trunk.float() makes them float32")
-
-    def _takes_tokens(self, images: Tensor) -> bool:
-        """Return whether these are token ids, and the trunk took such an example."""
-        return images.dtype == torch.int64 and hasattr(self, "preprocessing")
 
     def set_preprocessing(self, task: Task) -> None:
         """Remember how this task's raw images are transformed, for `preprocess`."""
@@ -364,31 +316,6 @@ class Network(nn.Module):
         """Give a task's own head the weights that it had before any training."""
         if not self.needs_no_task:
             self.heads[task].load_state_dict(self.new_head(task).state_dict())
-
-    @contextmanager
-    def mixing(self, tasks: Collection[int]) -> Iterator[None]:
-        """Say that in the block batches mix these tasks and no others, so that a fit may pack their heads."""
-        self.mixed = () if self.needs_no_task else sorted(tasks)
-        try:
-            yield
-        finally:
-            self.mixed = ()
-            self.unpack()
-
-    def pack(self) -> PackedHeads | None:
-        """Put the heads of the tasks that are mixed together in memory, until `unpack`. None if there are none, or if a user
-        has changed one of them."""
-        self.unpack()
-        heads = {task: cast("nn.Linear", self.heads[task]) for task in self.mixed}
-        if heads and can_be_packed([*heads.values()]):
-            self.packed = PackedHeads(heads)
-        return self.packed
-
-    def unpack(self) -> None:
-        """Give every head memory of its own again."""
-        if self.packed is not None:
-            self.packed.release()
-            self.packed = None
 
     def head(self, features: Tensor, task: TaskId) -> Tensor:
         """Return logits (batch, classes of the task) from features.

@@ -6,13 +6,18 @@ all, and the heads' own parameters are views of these. Whoever reads or writes a
 need not know of it; but gradients and what an optimizer keeps belong to the two.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hatrack.tasks.split import TaskId
+
+if TYPE_CHECKING:
+    from hatrack.networks.network import Network
 
 FEW = 32  # heads: up to here one product with all of them is about as fast as one per row with its own; always on a GPU
 State = dict[nn.Parameter, dict[str, Tensor]]  # what an optimizer keeps of every parameter, by name
@@ -99,3 +104,31 @@ class PackedHeads:
         if self.missing is None:
             return logits
         return torch.where(self.missing[places], torch.finfo(logits.dtype).min, logits)
+
+
+@contextmanager
+def mixing_tasks(net: "Network", tasks: Collection[int]) -> Iterator[None]:
+    """Say that in the block batches mix these tasks and no others, so that a fit may pack their heads."""
+    net.mixed = () if net.needs_no_task else sorted(tasks)
+    try:
+        yield
+    finally:
+        net.mixed = ()
+        unpack(net)
+
+
+def pack(net: "Network") -> PackedHeads | None:
+    """Put the heads of the tasks that are mixed together in memory, until `unpack`. None if there are none, or if a user has
+    changed one of them."""
+    unpack(net)
+    heads = {task: cast("nn.Linear", net.heads[task]) for task in net.mixed}
+    if heads and can_be_packed([*heads.values()]):
+        net.packed = PackedHeads(heads)
+    return net.packed
+
+
+def unpack(net: "Network") -> None:
+    """Give every head memory of its own again."""
+    if net.packed is not None:
+        net.packed.release()
+        net.packed = None

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from hatrack.experiments.metrics import Matrix
 from hatrack.experiments.spec import Run
-from hatrack.methods.hat import LIMIT
-from hatrack.methods.parts.annealing import compensation
+from hatrack.methods.parts.annealing import LIMIT, compensation
 from hatrack.recipes.grids import accuracy_by_position, compared, ratio_by_tasks
 from hatrack.recipes.hat_compression import COMPRESSION
 from hatrack.recipes.plots import curves, ratio_lines, sweep

@@ -1,8 +1,7 @@
 """One fit: the training step, the loop over epochs, and the state from which an interrupted fit continues."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,15 +16,16 @@ from hatrack.engine.recorded import Recorded
 from hatrack.engine.rules import watch_step, watched
 from hatrack.engine.stacked_form import Padding, RunStep
 from hatrack.engine.stacked_steps import StackedSteps
-from hatrack.methods.divergence import NOT_THE_RATE, Diverged
+from hatrack.methods.divergence import Diverged
 from hatrack.methods.evaluate import Evaluation, Score
 from hatrack.methods.fit import EpochResult, FitResult
 from hatrack.methods.method import Method
 from hatrack.methods.parts.snapshot import copy_trained
+from hatrack.networks.packed_heads import pack
 from hatrack.regime import LRSchedule, Regime
 from hatrack.seeds import derive, generator, seeded
-from hatrack.tasks.batches import count_batches, split_batches
-from hatrack.tasks.split import Batch, TaskId
+from hatrack.tasks.batches import count_batches
+from hatrack.tasks.split import Batch
 from hatrack.tasks.targets import CLASSES, other_score
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import draw_crops
@@ -33,24 +33,14 @@ from hatrack.training.augmentation import augmented
 from hatrack.training.best_epoch import stands_still, to_lower, warn_of_no_effect, warn_of_no_score
 from hatrack.training.checkpoint import random_state, set_random_state
 from hatrack.training.checkpoint_schema import misfit
+from hatrack.training.epoch_sizes import count_examples, full_batch, max_steps, room_for_losses
 from hatrack.training.fit_costs import FitCosts
 from hatrack.training.fit_optimizers import Optimizers
+from hatrack.training.gradients import backward, backward_in_parts, backward_on_rank
+from hatrack.training.paddings import fades, head_paddings
 from hatrack.training.prefetch import Prefetcher
 from hatrack.training.ranks import Ranks
-
-UNLIKELY = -1e15  # the logit of a class that a task does not have
-FADED = 10.0  # weight decay makes such a logit smaller; it stays unlikely if the sum of all decays is at most this
-
-
-def max_steps(task: Task, regime: Regime) -> int:
-    """Return how many steps a fit of a task has at most."""
-    return regime.steps or count_batches(len(task.train), regime.batch) * regime.epochs
-
-
-def room_for_losses(batches: int) -> int:
-    """Return the size of the buffer for the losses of an epoch. It is the same for tasks of about the same size, so that
-    their steps are compiled once."""
-    return int(2 ** max(10, batches.bit_length()))
+from hatrack.training.step_errors import diverged, single_example
 
 
 class FitLoop:
@@ -98,7 +88,7 @@ class FitLoop:
         steps = max_steps(task, regime) if steps is None else steps
         compiled, record = choose_engine("eager" if watch else engine, self.device.type, steps)
         # With kept states every head has its own count of Adam's steps; packed heads have one for all.
-        self.packed = None if regime.keep_state and "adam" in regime.optimizer else method.net.pack()
+        self.packed = None if regime.keep_state and "adam" in regime.optimizer else pack(method.net)
         weights = list(self.weights.values())
         self.optimizers = Optimizers(regime, self.packed.replace(weights) if self.packed else weights, plain)
         self._follow()
@@ -108,7 +98,9 @@ class FitLoop:
         self.prefetcher = Prefetcher(replace(train, crops=crops, target=target), regime.batch)
         self.losses = torch.zeros(room_for_losses(batches), dtype=torch.float32, device=self.device)  # of an epoch's steps
         self.batches = torch.full((), batches, device=self.device)
-        self.compiled = self._compile() if compiled else None
+        self.rule = partial(watch_step, method, self.optimizers.all)
+        # Compiled on fetched examples, so that the size of a data set makes no other form.
+        self.compiled = Compiled(self.train_step, full_batch(task, regime), self.rule) if compiled else None
         self.step_on: Callable[..., Tensor] = self.compiled or self.train_step
         if watch:
             self.step_on = watched(self.train_step, method, self.optimizers.all)
@@ -154,7 +146,7 @@ class FitLoop:
         if self.augment:
             x = augmented(batch.x, self.augment, self.seed, len(self.result.epochs), self.step_index)
             batch = batch._replace(x=x)
-        loss, aux = self._backward(batch) if self.regime.accumulate == 1 else (self._backward_in_parts(batch), None)
+        loss, aux = self._backward(batch)
         with torch.no_grad():
             self.method.edit_grads(batch, aux)
             self.optimizers.step(self.regime.clip)
@@ -163,76 +155,33 @@ class FitLoop:
 
     def _backward(self, batch: Batch) -> tuple[Tensor, Any]:
         """Compute the gradients of a batch; return the loss, and what `edit_grads` needs of its computation."""
-        found: Any = self.method.loss(batch)
-        loss, aux = found if isinstance(found, tuple) else (found, None)
-        loss.backward()
-        return loss, aux
-
-    def _backward_in_parts(self, batch: Batch) -> Tensor:
-        """Compute the gradients of a batch one part after the other, which takes less memory; return the loss."""
-        count, losses = self.regime.accumulate, []
-        x, y, target = batch.x.chunk(count), batch.y.chunk(count), batch.target.for_parts(batch.y)
-        tasks: Sequence[TaskId] = batch.task.chunk(count) if isinstance(batch.task, Tensor) else [batch.task] * len(y)
-        for k, task in enumerate(tasks):
-            if self.ranks and k != self.ranks.rank:
-                continue
-            with self._dropout_of_rank():
-                found: Any = self.method.loss(batch._replace(x=x[k], y=y[k], task=task, target=target))
-            losses.append(found * (len(y[k]) / len(batch.y)))
-            losses[-1].backward()
-        if self.ranks:
-            return self.ranks.sum_parts(list(self.method.parameters()), losses[0].detach() if losses else None)
-        return torch.stack(losses).sum()
-
-    @contextmanager
-    def _dropout_of_rank(self) -> Iterator[None]:
-        """On ranks, every part of every step draws from a generator of its own; what all ranks draw stays the same."""
+        parts = self.regime.accumulate
+        if parts == 1:
+            return backward(self.method, batch)
         if self.ranks is None:
-            yield
-            return
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(derive(self.seed, "dropout", len(self.result.epochs), self.step_index, self.ranks.rank))
-            yield
+            return backward_in_parts(self.method, batch, parts), None
+        seed = derive(self.seed, "dropout", len(self.result.epochs), self.step_index, self.ranks.rank)
+        return backward_on_rank(self.method, batch, parts, self.ranks, seed), None
 
     def _fetch_and_step(self, index: Tensor, number: Tensor) -> Tensor:
         """`step` as it is before it is recorded: the numbers of the batch's examples, and the number of the batch."""
-        return self.step_on(*self.prefetcher.split.fetch(index), number)
+        return self.step_on(*self._fetched(index, number))
 
-    def _compile(self) -> Compiled:
-        """Compile the step on fetched examples, so that the size of a data set makes no other form."""
-        return Compiled(self.train_step, self._whole, partial(watch_step, self.method, self.optimizers.all))
-
-    @property
-    def _whole(self) -> int:
-        """How many examples a full batch has."""
-        return len(split_batches(torch.arange(len(self.task.train)), self.regime.batch)[0])
+    def _fetched(self, index: Tensor, number: Tensor) -> tuple[Tensor, ...]:
+        """Return the inputs of `train_step`."""
+        return *self.prefetcher.split.fetch(index), number
 
     def _stack(self, alone: Callable[[Tensor, Tensor], Tensor], *, compiled: bool, record: bool) -> StackedSteps:
         """Do full batches together with those of other runs."""
-        rule = partial(watch_step, self.method, self.optimizers.all)
-        step = RunStep(self.train_step, rule, compiled, self._paddings)
-        return StackedSteps(step, alone, self.prefetcher.source, self._whole, record=record)
+        step = RunStep(self.train_step, self.rule, compiled, self._paddings)
+        return StackedSteps(step, alone, self.prefetcher.source, full_batch(self.task, self.regime), record=record)
 
     def _paddings(self) -> list[Padding]:
-        """Give the task's own head as many classes as any task has, so that tasks with other numbers of classes are stacked.
-        Those that are too many are so unlikely that the loss and all gradients are as without them, and stay so."""
-        net, target = self.method.net, self.prefetcher.split.target
-        most, own = max(net.classes), net.classes[self.task.index]
-        if net.shared or net.incremental or self.packed or most == own or target is not CLASSES or self._fades():
+        """Return what makes the task's own head as wide as that of any task, so that tasks of other classes are stacked."""
+        steps = max_steps(self.task, self.regime)
+        if self.packed or self.prefetcher.split.target is not CLASSES or fades(self.regime, steps):
             return []
-        found = []
-        for name, parameter in net.heads[self.task.index].named_parameters():
-            found.append(Padding(parameter, most, UNLIKELY if name == "bias" else 0.0))
-            states = self.optimizers.main.state.get(parameter, {}).values()
-            found += [Padding(state, most, 0.0) for state in states if state.shape == parameter.shape]
-        return found
-
-    def _fades(self) -> bool:
-        """Return whether weight decay brings a number near 0 in the steps of this fit, or with momentum even beyond it."""
-        regime = self.regime
-        momentum = regime.momentum if regime.optimizer == "momentum" else 0.0
-        decay = regime.lr * regime.weight_decay
-        return decay > (1 - momentum**0.5) ** 2 or decay * max_steps(self.task, regime) / (1 - momentum) > FADED
+        return head_paddings(self.method.net, self.task.index, self.optimizers.main.state)
 
     def _flush(self) -> None:
         """Wait until all steps are done, if they are stacked: then what they use may be read and changed."""
@@ -262,7 +211,7 @@ class FitLoop:
             raise self._diverged(f"validation loss is {score.loss}")
         warn_of_no_score(score, self.result.epochs, self.task, self.regime)
         self.result.epochs.append(EpochResult(self.schedule.lr, loss, *(score or (None, None))))
-        self.costs.add_up(map(self._count_examples, range(number + 1)), self.regime.batch)
+        self.costs.add_up([count_examples(self.task, self.regime, k) for k in range(number + 1)], self.regime.batch)
         better = self.schedule.end(loss if score is None else to_lower(score, self.regime))
         self.schedule.finished |= stands_still(self.result.epochs, self.regime)
         if better and score is not None and self.regime.restore:
@@ -282,7 +231,7 @@ class FitLoop:
         self.costs.begin()
         with seeded(self.seed, "dropout", epoch), self.method.while_fitting():
             order = torch.randperm(len(self.task.train), generator=generator(self.seed, "batches", epoch)).to(self.device)
-            order = order[: self._count_examples(epoch)]
+            order = order[: count_examples(self.task, self.regime, epoch)]
             if self.prefetcher.split.crops is not None:
                 self.prefetcher.split.crops.copy_(draw_crops(len(self.task.train), generator(self.seed, "crops", epoch)))
             numbers = torch.arange(count_batches(len(order), self.regime.batch), device=self.device)
@@ -300,8 +249,8 @@ class FitLoop:
                 try:
                     self._counted_step(index, number)
                 except ValueError as error:
-                    if said := self._explain(error, len(index)):
-                        raise ValueError(said) from error
+                    if alone := single_example(error, self.task, self.regime, len(index)):
+                        raise alone from error
                     raise
                 self.step_index = done + 1
                 if not self.stacked:
@@ -314,15 +263,6 @@ class FitLoop:
         self.costs.note_peak()
         self.step_index, self.resumed = 0, {}
         return math.fsum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
-
-    def _explain(self, error: ValueError, examples: int) -> str:
-        """Return the error of a step in clear words if a batch norm was given a single example, otherwise an empty text."""
-        parts = torch.arange(examples).chunk(self.regime.accumulate)
-        if "more than 1 value per channel" not in str(error) or len(parts[-1]) > 1:
-            return ""
-        of = f"accumulate={self.regime.accumulate} leaves 1 example in a part of a batch of {examples}"
-        what = of if len(parts) > 1 else f"a batch of {examples} example"
-        return f"task {self.task.name!r}: {what}, and a batch norm needs at least 2 (a larger batch or fewer parts)"
 
     def _warm_up(self, epoch: int, done: int) -> None:
         """Set the learning rate of a step at the beginning of the fit, where it grows from step to step."""
@@ -348,17 +288,6 @@ class FitLoop:
         else:
             self.costs.count(self.step, inputs, size, self.ranks, keep=self.compiled is not None)
 
-    def _fetched(self, index: Tensor, number: Tensor) -> tuple[Tensor, ...]:
-        """Return the inputs of `train_step`."""
-        return *self.prefetcher.split.fetch(index), number
-
-    def _count_examples(self, epoch: int) -> int:
-        """Return how many examples an epoch has: all, or in the last epoch those of the steps that are left."""
-        examples, batch = len(self.task.train), self.regime.batch
-        batches = count_batches(examples, batch)
-        left = self.regime.steps - epoch * batches
-        return left * batch if self.regime.steps and left < batches else examples
-
     def _read_losses(self) -> list[float]:
         """The losses of this epoch's steps so far; an error if one is not finite."""
         self._flush()
@@ -369,14 +298,9 @@ class FitLoop:
         return losses
 
     def _diverged(self, what: str, step: int | None = None) -> Diverged:
-        """Make the error: where it happened, what is not finite, the likely cause and what to try."""
-        epoch, regime = len(self.result.epochs), replace(self.regime, lr=self.schedule.lr or self.regime.lr)
-        where = f"task {self.task.name!r}, epoch {epoch + 1}"
-        where += "" if step is None else f", step {step + 1} of {count_batches(len(self.task.train), self.regime.batch)}"
-        untouched = epoch == 0 and step == 0
-        error = Diverged(f"{where}: the {what}; {NOT_THE_RATE if untouched else self.method.explain_divergence(regime)}")
-        error.seen, error.may_be_the_rate = f"{where}: the {what}", not untouched
-        return error
+        """Make the error of a loss that is not finite."""
+        regime = replace(self.regime, lr=self.schedule.lr or self.regime.lr)
+        return diverged(self.method, self.task, regime, what, len(self.result.epochs), step)
 
     # Saving and continuing
 
@@ -385,8 +309,7 @@ class FitLoop:
         self._read_losses()
         tensors = {f"method/{key}": value for key, value in self.method.state_dict().items()}
         tensors |= {f"best/{key}": value for key, value in self.best.items()}
-        for name, parameter in self.weights.items():
-            tensors |= {f"optimizer/{name}/{key}": v for key, v in self.optimizers.main.state.get(parameter, {}).items()}
+        tensors |= {f"optimizer/{key}": value for key, value in self.optimizers.tensors(self.weights).items()}
         tensors |= {"losses": self.losses, **random_state(self.device)}
         metadata = {"fitted": self.result.to_dict(), "pace": self.schedule.state(), "place": self.step_index}
         metadata["flops"] = self.costs.state()
@@ -404,19 +327,12 @@ class FitLoop:
         for key, value in self.method.state_dict().items():
             value.copy_(groups["method"][key])
         self.best = {key: value.to(self.device) for key, value in groups["best"].items()}
+        kept = self.optimizers.tensors(self.weights)
         for key, value in groups["optimizer"].items():
-            name, _, what = key.rpartition("/")
-            self.optimizers.main.state[self.weights[name]][what].copy_(value)
+            kept[key].copy_(value)
         self.losses.copy_(tensors["losses"])
-        saved = metadata["fitted"]
-        self.result.epochs[:] = [EpochResult(*epoch) for epoch in saved["epochs"]]
-        self.result.best, self.result.halved = saved["best"], saved["halved"]
-        self.result.watched[:], self.result.used[:] = saved.get("watched", []), saved.get("used", [])
-        for cost in ("steps", "examples", "flops", "peak_bytes"):
-            setattr(self.result, cost, saved.get(cost))
+        self.result.load(metadata["fitted"], ended=metadata.get("ended", False))
         self.costs.load_state(metadata.get("flops", {}))
-        if metadata.get("ended"):
-            self.result.engine = saved["engine"]
         self.schedule.load_state(metadata["pace"])
         self.step_index = metadata["place"]
         self.resumed = tensors if self.step_index else {}

@@ -1,7 +1,9 @@
 """The optimizers of a fit: that of the regime, and plain SGD on parameters that have learning rates of their own."""
 
+from collections.abc import Mapping
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hatrack.engine.optimizers import Optimizer, clip, with_gradient
 from hatrack.regime import Regime
@@ -38,3 +40,8 @@ class Optimizers:
         self.main.step(self.moved)
         for optimizer in self.all[1:]:
             optimizer.step()
+
+    def tensors(self, weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Return what the regime's optimizer keeps of the weights, by the name of the weight and its own: "w/momentum"."""
+        kept = {name: self.main.state.get(parameter, {}) for name, parameter in weights.items()}
+        return {f"{name}/{key}": tensor for name, tensors in kept.items() for key, tensor in tensors.items()}

@@ -21,6 +21,7 @@ from hatrack.methods.fit import EpochResult, FitResult, LearnResult
 from hatrack.methods.method import Method
 from hatrack.methods.modes import without_autocast_cache
 from hatrack.methods.parts.snapshot import copy_trained
+from hatrack.networks.trunk import check_precision
 from hatrack.options import choose
 from hatrack.regime import Regime
 from hatrack.seeds import derive
@@ -32,7 +33,8 @@ from hatrack.tracking.log import EpochLog
 from hatrack.tracking.trackers import Log, make_trackers
 from hatrack.training.augmentation import Augment, check_augment
 from hatrack.training.checkpoint import Checkpointer, State
-from hatrack.training.fit_loop import FitLoop, max_steps
+from hatrack.training.epoch_sizes import max_steps
+from hatrack.training.fit_loop import FitLoop
 from hatrack.training.progress import Progress, ProgressEvent, find_console, show_progress
 from hatrack.training.ranks import Ranks
 
@@ -274,7 +276,7 @@ class Trainer:
             loop.close()
             if isinstance(error, RuntimeError):  # perhaps the cause is known, and the message can be clearer
                 seen = task.train.inputs(torch.zeros(1, dtype=torch.int64, device=task.train.y.device))
-                method.net.check_precision(seen, f"task {task.name!r}")
+                check_precision(method.net.trunk, seen, f"task {task.name!r}")
             raise
         if not ended:
             loop.close()

@@ -9,8 +9,7 @@ from torch import nn
 
 from hatrack import HAT, Network, Regime, Trainer
 from hatrack.benchmarks import BENCHMARKS
-from hatrack.methods.hat import compensation, without_denormals
-from hatrack.methods.parts.annealing import AnnealedGates, hardness
+from hatrack.methods.parts.annealing import AnnealedGates, compensation, hardness, without_denormals
 from hatrack.networks.alexnet import alexnet
 from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded

@@ -13,6 +13,7 @@ import hatrack
 from hatrack import HAT, METHODS, Method, Network, load, save
 from hatrack.files import tensors
 from hatrack.methods import router, router_scores
+from hatrack.methods.parts.used_tensors import used_of_network
 from hatrack.methods.router import KINDS, answers, features_and_logits
 from hatrack.methods.router_scores import SHRINK, calibration, certainty, energy, fit_gaussians, relative_distance
 from tests.helpers.learning import ISOLATED, learn, make
@@ -293,7 +294,7 @@ def test_a_method_that_calls_no_head_is_refused():
             return nn.functional.linear(self.net.trunk(x), *self.net.heads[task].parameters())
 
         def used_by(self, task):
-            return self.used_of_network(task, {})
+            return used_of_network(self.net, task, {})
 
     tasks = toy_tasks(1)
     method = Headless(make("sgd", tasks).net)

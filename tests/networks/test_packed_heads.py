@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hatrack import ER, METHODS, Network, Regime, Trainer
+from hatrack import ER, METHODS, Regime, Trainer
 from hatrack.networks.packed_heads import FEW, PackedHeads
+from hatrack.training import fit_loop
 from tests.helpers.learning import OPTIMIZERS, FunctionFit, learn, logits, make
 from tests.helpers.toys import toy_tasks
 
@@ -85,7 +86,7 @@ def learned(name, how, monkeypatch, *, packed):
     tasks = [toy_tasks(4, classes=count)[k] for k, count in enumerate((3, 5, 2, 3))]
     method = make(name, tasks)
     if not packed:
-        monkeypatch.setattr(Network, "pack", lambda net: None)
+        monkeypatch.setattr(fit_loop, "pack", lambda net: None)
     learn(method, tasks[:3], Trainer(Regime(epochs=3, batch=16, **how)))
     monkeypatch.undo()
     return method, tasks

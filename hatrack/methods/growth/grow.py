@@ -2,7 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -38,7 +39,7 @@ def grow(method: "Method", by: Any, *, but: int | None = None) -> dict[str, tupl
     labels = labels_of(units)
     widths = _widths(method, units, labels, by)
     old = {name: used.stop - used.start for name, used in units.layers.items()}
-    kept = [task for task in method.done_tasks() if task != but]
+    kept = [task for task in own.done.nonzero().flatten().tolist() if task != but]
     before = {task: logits(method, task) for task in kept}
     undo = remember(method)
     try:
@@ -117,6 +118,23 @@ def _check_limits(shapes: Shapes, limits: Mapping[str, Tensor]) -> None:
 
 
 # By itself
+
+
+@contextmanager
+def room_for(method: "Method", task: Task) -> Iterator[None]:
+    """Make room for a task that is learned in the block. If that fails, the trunk has its old width again."""
+    method.make_room()
+    if method.growth is None:
+        yield
+        return
+    undo, before = remember(method), (method.growth.steps, method.growth.born)
+    try:
+        prepare_trunk(method, task)
+        yield
+    except BaseException:
+        if method.growth.steps is not before[0] or method.growth.born is not before[1]:
+            undo()
+        raise
 
 
 def prepare_trunk(method: "Method", task: Task) -> None:

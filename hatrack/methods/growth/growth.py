@@ -16,7 +16,6 @@ from hatrack.options import Option
 from hatrack.tracing.units import Units
 
 if TYPE_CHECKING:
-    from hatrack.methods.hat import HAT
     from hatrack.methods.method import Method
 
 GrowOption = Annotated[
@@ -172,25 +171,6 @@ def grown_initial(initial: InitialValues | None, weights: Mapping[str, Tensor], 
     for name in weights:
         places.put(name.removeprefix("trunk."), wide.of(name), initial.of(name))
     return wide
-
-
-def masks_of_generations(method: "HAT", *, together: bool) -> list[dict[str, Tensor]]:
-    """Return masks of the weights that tasks use which were learned at an earlier width, in the shapes of the present trunk.
-
-    Args:
-        method: the method, with a gate per unit.
-        together: all weights between units that any task of a generation uses; otherwise a mask per task.
-    """
-    assert method.growth is not None
-    shapes, result = {name: p.shape for name, p in method.net.trunk.named_parameters()}, []
-    for old, tasks in method.growth.all():
-        finished = [method.gates[t][old.places.units].float() for t in tasks if method.done[t]]
-        for gates in [torch.stack(finished).amax(0)] if finished and together else finished:
-            wide = {name: torch.zeros(shape) for name, shape in shapes.items()}
-            for name, mask in old.units.weight_masks(gates).items():
-                old.places.to(mask.device).put(name, wide[name], mask)
-            result.append(wide)
-    return result
 
 
 def remember(method: "Method") -> Callable[[], None]:

@@ -6,10 +6,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hatrack.methods.parts.candidates import Candidates
+from hatrack.networks.network import Network
 from hatrack.options import Option
+from hatrack.seeds import generator
 from hatrack.tasks.split import Batch
 
 Anneal = Literal["paper", "authors"]
+LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
 SMALLEST = 1e-12  # of gates that are applied: see `without_denormals`
 ValidationOption = Annotated[
     Literal["loss", "total"],
@@ -19,6 +23,24 @@ ValidationOption = Annotated[
         added=True,
     ),
 ]
+
+
+def initial_embedding(
+    count: int, kind: Literal["normal", "uniform"], net: Network, task: int, candidates: Candidates | None
+) -> Tensor:
+    """Return the embedding (count,) with which a task starts; it depends on the seed and the task only.
+
+    Args:
+        count: how many gates there are.
+        kind: N(0, 1), or U(0, 2) with every gate open.
+        net: the network, for its seed and device.
+        task: the number of the task.
+        candidates: what the task may use; all other gates are closed. None: everything.
+    """
+    e, source = torch.empty(count), generator(net.seed, "embedding", task)
+    e.normal_(generator=source) if kind == "normal" else e.uniform_(0, 2, generator=source)
+    e = e.to(net.example.device)
+    return e if candidates is None else torch.where(candidates.of(task), e, -LIMIT)
 
 
 def hardness(batch: Batch, smax: float, anneal: Anneal) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hatrack.networks.network import Network
+from hatrack.networks.packed_heads import mixing_tasks
 from hatrack.tasks.split import TaskId
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def unused_heads(net: Network, tasks: Collection[int]) -> list[nn.Parameter]:
 
 
 def mixing(method: "Method", kind: "type[Method]", tasks: Collection[int]) -> AbstractContextManager[None]:
-    """Say that in the block batches mix these tasks and no others: see `Network.mixing`.
+    """Say that in the block batches mix these tasks and no others: see `packed_heads.py`.
 
     A class of the user's own that changes the step may take a head, its gradient or all parameters by themselves, so that it
     gets heads with memory of their own.
@@ -243,4 +244,4 @@ def mixing(method: "Method", kind: "type[Method]", tasks: Collection[int]) -> Ab
         tasks: the tasks.
     """
     same = all(getattr(type(method), name) is getattr(kind, name) for name in STEP)
-    return method.net.mixing(tasks) if same else nullcontext()
+    return mixing_tasks(method.net, tasks) if same else nullcontext()

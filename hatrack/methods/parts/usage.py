@@ -1,19 +1,24 @@
-"""How much of every layer tasks use, counted in units, and a warning about what is held whole."""
+"""How much of every layer tasks use, and warnings about it: little that is free, and much that is held whole."""
 
 import re
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from hatrack.text import SCARCE, is_held
 from hatrack.tracing.units import LEFT, Units
+
+if TYPE_CHECKING:
+    from hatrack.methods.method import Method
 
 MUCH = 0.2  # of the trunk's weights: if more is held whole, a warning says so
 SECOND_CALL = re.compile(r"^(.*[^)]) \(call \d+\)$")  # of a layer with a name, not of a function
 
 
-def warn_if_held(units: Units, held: dict[str, str]) -> None:
-    """Warn if much of the trunk can't be followed, so that later tasks could hardly learn.
+def warn_of_trunk(units: Units, held: dict[str, str]) -> None:
+    """Warn if much of the trunk can't be followed, so that later tasks could hardly learn, or depends on single images.
 
     Args:
         units: the units of the trunk.
@@ -28,6 +33,22 @@ def warn_if_held(units: Units, held: dict[str, str]) -> None:
         named = [f"{name} ({held.get(name, f'{counts[name] / sizes[name]:.0%} of it')})" for name in order]
         few = ", ".join(named[:3]) + (f", ... ({len(named)} in all)" if len(named) > 3 else "")
         warnings.warn(f"{share:.0%} of the trunk's weights are held whole after the first task: {few}", stacklevel=3)
+    if units.reads:
+        warnings.warn(
+            f"the trunk reads values of its input into Python ({'; '.join(units.reads[:3])}): what follows may "
+            "differ between images, so that more weights than usual are frozen after every task",
+            stacklevel=3,
+        )
+
+
+def warn_if_full(method: "Method", task: str) -> None:
+    """Warn if little is free in some layers for a task of this name; it is learned all the same."""
+    taken = {layer: share for layer, share in method.usage().items() if not is_held(layer)}
+    scarce = [f"{layer} ({1 - share:.0%})" for layer, share in taken.items() if 1 - share < SCARCE]
+    if scarce:
+        which = ", ".join(scarce[:3]) + (" ..." if len(scarce) > 3 else "")
+        counts = f"{len(scarce)} of {len(taken)} layers: {which}"
+        warnings.warn(f"task {task!r} finds under {SCARCE:.0%} free in {counts}", stacklevel=4)
 
 
 def layer_usage(units: Units, used: Tensor, frozen: Tensor) -> dict[str, float]:

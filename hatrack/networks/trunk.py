@@ -1,0 +1,64 @@
+"""Checks of the trunk that a network is built of: its tensors, their precision, and its features on the example."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from hatrack.tracing.units import last_layer
+
+
+def check_tensors(trunk: nn.Module) -> None:
+    """Raise an error in one line if a trunk holds something else than dense tensors."""
+    for name, value in trunk.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"the trunk's state holds {name!r}, of type {type(value).__name__}: only tensors can be kept")
+        if value.layout != torch.strided:
+            raise ValueError(f"the trunk's {name!r} is sparse: only dense weights can be learned; .to_dense() makes one")
+
+
+def check_precision(trunk: nn.Module, images: Tensor, what: str, *, tokens: bool = True) -> None:
+    """Raise an error in one line if a trunk computes in another precision than that of images.
+
+    Args:
+        trunk: the trunk.
+        images: the images.
+        what: what they are, for the error.
+        tokens: whole numbers (int64) are token ids, which have no precision.
+    """
+    kinds = {p.dtype for p in trunk.parameters() if p.is_floating_point()}
+    if kinds and images.dtype not in kinds and not (tokens and images.dtype == torch.int64):
+        seen, own = (str(kind).removeprefix("torch.") for kind in (images.dtype, min(kinds, key=str)))
+        raise ValueError(f"{what}: images are {seen}, but the trunk's weights {own}; trunk.float() makes them float32")
+
+
+def count_features(trunk: nn.Module, example: Tensor) -> int:
+    """Run a trunk on the example and return the width of the feature vector."""
+    mode = trunk.training
+    with torch.no_grad():
+        try:
+            out = trunk.eval()(example)
+        except RuntimeError as error:
+            check_precision(trunk, example, "the example", tokens=False)
+            raise cannot_run(error, example) from error
+    trunk.train(mode)
+    if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != len(example):
+        got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ValueError(f"the trunk must turn a batch of images into (batch, features), not {got}")
+    return out.shape[1]
+
+
+def cannot_run(error: RuntimeError, example: Tensor) -> Exception:
+    """Return the error to raise if a trunk fails on the example: what torch says in one line, or that memory ran out."""
+    if isinstance(error, torch.OutOfMemoryError) or "allocate" in str(error):
+        return error
+    said = " ".join(str(error).split())[:200]
+    return ValueError(f"the trunk can't be run on an example of shape {tuple(example.shape)}: {said}")
+
+
+def without_last_layer(model: nn.Module, example: Tensor) -> nn.Module:
+    """Return a copy of a classifier without its last layer: the one whose units are the outputs, in order."""
+    trunk = copy.deepcopy(model)
+    parent, _, own = last_layer(trunk, example).rpartition(".")
+    setattr(trunk.get_submodule(parent), own, nn.Identity())
+    return trunk

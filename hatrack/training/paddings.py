@@ -1,0 +1,40 @@
+"""Heads with more classes than their task has, so that steps of tasks with other numbers of classes can be stacked."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from hatrack.engine.stacked_form import Padding
+from hatrack.networks.network import Network
+from hatrack.regime import Regime
+
+UNLIKELY = -1e15  # the logit of a class that a task does not have
+FADED = 10.0  # weight decay makes such a logit smaller; it stays unlikely if the sum of all decays is at most this
+
+
+def head_paddings(net: Network, task: int, state: Mapping[nn.Parameter, Mapping[str, Tensor]]) -> list[Padding]:
+    """Return paddings that give the head of a task, if it is its own, as many classes as any task has.
+
+    Those that are too many are so unlikely that the loss of classes and all gradients are as without them, and stay so.
+
+    Args:
+        net: the network.
+        task: the number of the task.
+        state: what the optimizer keeps of every parameter.
+    """
+    most = max(net.classes)
+    if net.needs_no_task or most == net.classes[task]:
+        return []
+    found = []
+    for name, parameter in net.heads[task].named_parameters():
+        found.append(Padding(parameter, most, UNLIKELY if name == "bias" else 0.0))
+        kept = state.get(parameter, {}).values()
+        found += [Padding(tensor, most, 0.0) for tensor in kept if tensor.shape == parameter.shape]
+    return found
+
+
+def fades(regime: Regime, steps: int) -> bool:
+    """Return whether weight decay brings a number near 0 in so many steps, or with momentum even beyond it."""
+    momentum = regime.momentum if regime.optimizer == "momentum" else 0.0
+    decay = regime.lr * regime.weight_decay
+    return decay > (1 - momentum**0.5) ** 2 or decay * steps / (1 - momentum) > FADED
