@@ -40,6 +40,7 @@ def test_a_helper_does_its_job_once(tmp_path):
     assert not helpers.is_known("two")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [fail, die])
 def test_a_helper_that_dies(job, capfd):
     helpers.start("one", job, None)
@@ -114,6 +115,7 @@ def hang(path):
     time.sleep(600)
 
 
+@pytest.mark.slow
 def test_a_helper_does_not_import_the_script_and_does_not_outlive_it(tmp_path):
     """The script has no guard: a helper that imported it would print a second line, and start helpers of its own."""
     (tmp_path / "script.py").write_text(SCRIPT)

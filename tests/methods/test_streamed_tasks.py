@@ -9,10 +9,11 @@ from hatrack.methods.evaluate import without_task_ids
 from hatrack.seeds import seeded
 from tests.helpers.learning import ISOLATED, UNTRAINED, every_method, learn, make
 from tests.helpers.streams import streamed, streamed_toys
+from tests.helpers.tiers import QUICK, quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 
-@every_method
+@pytest.mark.parametrize("name", quick_and_slow(METHODS, (*QUICK, "er", "packnet")))
 def test_a_streamed_task_is_learned_to_the_same_bits(name):
     worlds, found = (toy_tasks(2), streamed_toys(2)), []
     for tasks in worlds:
