@@ -36,7 +36,7 @@ def stop_in(monkeypatch, task: int, epoch: int, step: int) -> None:
     monkeypatch.setattr(Checkpointer, "after_step", deadly)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_fit_that_goes_on_has_the_best_weights_of_before(seed, tmp_path, monkeypatch):
     """The learning rate is so large that the first epochs are the best: their weights come from before the kill."""
     one = spec("sgd", seed, epochs=8, batch=100, optimizer="sgd", lr=3.0, schedule="constant", clip=0.0, keep_state=False)

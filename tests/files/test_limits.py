@@ -45,7 +45,7 @@ def zeros(path: Path, *shape: int, compressed: bool = True) -> Path:
 @pytest.mark.parametrize(
     ("shape", "said"),
     [
-        pytest.param((5, 6000, 6000), "36,000,000 numbers", marks=pytest.mark.slow),
+        ((5, 6000, 6000), "36,000,000 numbers"),
         ((2, 3000, 3000), "9,000,000 numbers"),
         ((80, 2000, 2000), "would decompress"),
     ],
