@@ -81,6 +81,7 @@ def test_marks_lie_in_the_folder_of_the_compiler(user, given, tmp_path, monkeypa
         assert str(helpers._cache_folder()) == cache_dir_utils.default_cache_dir()
 
 
+@pytest.mark.slow
 def test_whether_a_job_is_known_is_found_out_without_the_compiler():
     code = "from hatrack.engine import helpers; import sys; helpers.is_known('one'); print('torch._inductor' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

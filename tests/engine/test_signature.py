@@ -88,7 +88,7 @@ def test_a_step_is_captured_once_for_all_tasks_and_seeds(name, captured_only, ca
     assert len(captures) >= 6, "every step was captured"
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", quick_and_slow(OPTIMIZERS, ["kept adamw with decay"]))
 def test_with_every_optimizer(optimizer, captured_only, captures):
     two_runs("hat", toy_tasks(3), **OPTIMIZERS[optimizer], clip=1.0)
     assert len(captures) == 1

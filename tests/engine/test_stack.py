@@ -42,7 +42,8 @@ def test_another_seed_would_be_seen():
         assert_close(alone, stacked[::-1])
 
 
-@pytest.mark.parametrize("optimizer", quick_and_slow(["kept momentum", "kept adam"], ["kept adam"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["kept momentum", "kept adam"])
 def test_heads_that_are_packed_follow_the_stack(optimizer):
     """What an optimizer keeps of them goes on to the next task, when another run has their lane."""
     assert_close(*alone_and_stacked(maker("er", Regime(epochs=2, batch=16, **OPTIMIZERS[optimizer]), 3), seeds=(0, 1)))
@@ -154,7 +155,8 @@ def test_tasks_with_other_classes_share_a_stack(optimizer):
     assert [len(head.weight) for head in stacked[1].method.net.heads] == [5, 3]
 
 
-@pytest.mark.parametrize("name", quick_and_slow(["joint", "er", "derpp"], ["joint"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["joint", "er", "derpp"])
 def test_methods_that_use_several_heads_with_other_classes(name):
     """All rows of a head with more rows than outputs count, not as many as it has outputs: 16 times 5 logits would also be
     20 times 4."""
@@ -195,6 +197,7 @@ def test_weight_decay_makes_no_class_likely(optimizer):
     assert_close(*alone_and_stacked(build, seeds=(0, 1)))
 
 
+@pytest.mark.slow
 def test_a_lane_without_a_run_asks_for_no_image_of_its_last_run():
     """A run learns a large task and a small one, and ends; its lane goes on beside a run that has few images."""
 

@@ -17,14 +17,14 @@ from hatrack.methods.fit import FitResult
 from hatrack.training.trainer import Trainer
 from tests.helpers.killing import OFTEN, assert_same, killed_at, spec, to_the_end
 from tests.helpers.records import make
-from tests.helpers.tiers import quick_and_slow
+from tests.helpers.tiers import QUICK, quick_and_slow
 
 KINDS = ["weights", "buffers", "masks", "images"]
 KEPT = {"hat": "masks", "pmask": "masks", "packnet": "masks", "pathnet": "masks", "er": "images", "agem": "images",
         "derpp": "images", "joint": "images"}  # fmt: skip
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", quick_and_slow(sorted(METHODS), (*QUICK, "er", "packnet", "pnn")))
 def test_every_method_has_costs_and_counting_changes_no_bit(method, monkeypatch):
     record = run(spec(method))
     costs = record.costs

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hatrack import HAT, Network, PackNet
+from hatrack import HAT, METHODS, Network, PackNet
 from hatrack.methods.extraction.capture import aten, capture
 from hatrack.methods.extraction.extract import difference, extract, weights
 from hatrack.methods.extraction.layout import channels_last
 from hatrack.networks import NETWORKS
-from tests.helpers.learning import every_method, learn, make
+from tests.helpers.learning import learn, make
 from tests.helpers.nets import Lambda, random_plan
-from tests.helpers.tiers import quick_and_slow
+from tests.helpers.tiers import QUICK, quick_and_slow
 from tests.helpers.toys import toy_tasks
 from tests.helpers.transformers import random_transformer
 
@@ -89,7 +89,7 @@ def test_networks_of_a_model_zoo(name):
     assert network.extraction["weights"] < 0.6 * network.extraction["weights_before"]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", quick_and_slow(range(12), range(4)))
 def test_random_networks(seed):
     x = torch.randn(5, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     network = check(gated(random_plan(seed).build().double(), x, 0.6, seed), x)
@@ -122,7 +122,7 @@ def test_more_random_transformers(seed):
     assert difference(method.extract(0)(x), method.for_task(0)(x)) <= 1e-5
 
 
-@every_method
+@pytest.mark.parametrize("name", quick_and_slow(METHODS, (*QUICK, "er", "packnet", "pmask", "pnn")))
 def test_every_method(name):
     tasks = toy_tasks(2)
     method = make(name, tasks)

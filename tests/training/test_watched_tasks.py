@@ -6,19 +6,19 @@ import json
 import pytest
 import torch
 
-from hatrack import Record, Regime, Trainer, evaluate, run
+from hatrack import METHODS, Record, Regime, Trainer, evaluate, run
 from hatrack.__main__ import main
 from hatrack.training.trainer import FitLoop
 from tests.helpers.killing import OFTEN, assert_same, killed_at, spec, to_the_end
-from tests.helpers.learning import UNTRAINED, every_method, learn, make
+from tests.helpers.learning import UNTRAINED, learn, make
 from tests.helpers.runs import small
-from tests.helpers.tiers import quick_and_slow
+from tests.helpers.tiers import QUICK, quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")
 
 
-@every_method
+@pytest.mark.parametrize("name", quick_and_slow(METHODS, (*QUICK, "er", "packnet", "pnn")))
 def test_watching_changes_nothing_of_what_is_learned(name):
     tasks = toy_tasks(3)
     states = []
