@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 AXE := 4.10.3
+# Else every process of pytest rewrites the assertions of all tests anew, and every process that a test starts compiles the package.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-slow test-long test-mutants test-gpu test-browser browser check lock lock-check audit sbom format docs docs-serve tutorial results speed peers clean
 

@@ -42,6 +42,7 @@ def test_importing_the_package_imports_no_torch():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_training_without_a_terminal_imports_no_rich():
     code = "import sys, hatrack.training.trainer as t; t.find_console(); print('rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

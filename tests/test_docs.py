@@ -4,8 +4,6 @@ import copy
 import importlib.util
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 import hatrack
-from dev import api_reference, results, site
+from dev import api_reference, layout, results, site, tuning
 from hatrack import METHODS, Network, Regime, Trainer
 from hatrack.__main__ import main
 from hatrack.networks.mlp import mlp
@@ -26,8 +24,7 @@ DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rg
 
 
 def test_the_tree_of_files_is_what_the_docstrings_say():
-    check = subprocess.run([sys.executable, "dev/layout.py", "--check"], cwd=ROOT, capture_output=True, text=True)
-    assert check.returncode == 0, check.stderr
+    assert layout.PAGE.read_text() == layout.page(), "python dev/layout.py"
 
 
 def test_the_pages_of_results_are_what_the_records_say(capsys):
@@ -35,8 +32,7 @@ def test_the_pages_of_results_are_what_the_records_say(capsys):
 
 
 def test_the_page_of_tuning_is_what_the_records_say():
-    check = subprocess.run([sys.executable, "-m", "dev.tuning", "--check"], cwd=ROOT, capture_output=True, text=True)
-    assert check.returncode == 0, check.stderr
+    assert tuning.PAGE.read_text(encoding="utf-8") == tuning.page(), "python -m dev.tuning"
 
 
 def test_numbers_in_the_text_on_tuning_are_in_its_tables():

@@ -40,6 +40,7 @@ def test_the_page_has_its_figures(page):
     assert all((folder / name).stat().st_size > 1000 for name in figures)
 
 
+@pytest.mark.slow
 def test_the_script_becomes_a_notebook(tmp_path):
     path = tmp_path / "tutorial.ipynb"
     subprocess.run(

@@ -178,6 +178,13 @@ def test_nothing_to_go_on_with(tmp_path, capsys):
 
 
 def test_a_record_says_how_its_steps_ran(tmp_path):
-    spec = Run("smnist", "sgd", benchmark_options={"data": "sample"}, regime=Regime(epochs=1))
+    spec = Run(
+        "smnist",
+        "sgd",
+        benchmark_options={"data": "sample"},
+        network_options={"widths": (20,)},
+        regime=Regime(epochs=1),
+        train_examples=200,
+    )
     assert run(spec, tmp_path).versions["engine"] == "eager"
     assert Record.load(tmp_path / f"{spec.name}.json").versions["precision"] == "float32"

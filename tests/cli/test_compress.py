@@ -61,6 +61,7 @@ def test_what_has_its_record_is_not_run_again(tmp_path):
     assert 0 < size(records(tmp_path)["pmask", 0]) < 1
 
 
+@pytest.mark.slow
 def test_without_validation_data_the_test_data_are_shown(tmp_path):
     assert compress(tmp_path, "--task", "0", "--valid", "0") == 0
     record = records(tmp_path)["hat", 0]

@@ -44,7 +44,8 @@ def exported(model, path, kind, *options):
         return images, method(method.net.preprocess(images, 1), 1)
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("--floats",), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--floats",)])
 def test_torch(model, tmp_path, capsys, options):
     images, logits = exported(model, tmp_path / "one.pt2", "torch", *options)
     torch.save((images, logits), tmp_path / "wanted.pt")
@@ -62,6 +63,7 @@ def test_torch(model, tmp_path, capsys, options):
     assert "64 images" in said
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's exporter
 def test_onnx(model, tmp_path):
     runtime = pytest.importorskip("onnxruntime")

@@ -11,6 +11,7 @@ from hatrack.experiments.build import build_tasks
 from hatrack.experiments.run import folder_of, stopped_runs
 from tests.helpers.killing import OFTEN, Killed, assert_same, killed_at, spec, to_the_end
 from tests.helpers.runs import small
+from tests.helpers.tiers import quick_and_slow
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")
 
@@ -42,7 +43,7 @@ def test_models_change_nothing_in_the_record(method, tmp_path):
     assert not models(tmp_path / "a")
 
 
-@pytest.mark.parametrize("method", ["hat", "ewc"])
+@pytest.mark.parametrize("method", quick_and_slow(["hat", "ewc"], ["hat"]))
 def test_a_run_that_was_killed_has_the_same_models(method, tmp_path, monkeypatch):
     run(spec(method), tmp_path / "whole", keep_each=True)
     kills = killed_at(monkeypatch, 0.1, seed=3, most=4)

@@ -6,6 +6,7 @@ import torch
 from hatrack import Record, Regime, Run, load, run
 from hatrack.__main__ import main
 from hatrack.files import tensors as tensor_files
+from tests.helpers.tiers import quick_and_slow
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under")
 
@@ -22,7 +23,7 @@ def spec(method, tasks):
     )
 
 
-@pytest.fixture(scope="module", params=["hat", "pmask"])
+@pytest.fixture(scope="module", params=quick_and_slow(["hat", "pmask"], ["hat"]))
 def grown(request, tmp_path_factory):
     """The method's name and the record, without its suffix, of a run of three tasks whose models were all kept."""
     folder = tmp_path_factory.mktemp("runs")

@@ -70,6 +70,7 @@ def test_its_options_are_checked(module, capsys):
     assert capsys.readouterr().err == "hatrack: --strength must be at least 0, not -1.0\n"
 
 
+@pytest.mark.slow
 def test_processes_of_their_own_find_it(module, tmp_path):
     """As the installed command does it: the present folder is not on the path by itself (-P)."""
     name = f"{module()}:Anchored"

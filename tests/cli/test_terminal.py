@@ -195,6 +195,7 @@ def interrupt_twice(folder: Path, between: float, times: int = 2) -> None:
     assert "Traceback" not in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [2, 5])
 def test_many_interrupts_are_no_traceback(times, tmp_path):
     interrupt_twice(tmp_path, 0.01, times)
@@ -208,6 +209,7 @@ def test_two_interrupts_at_any_moment(seed, tmp_path):
     interrupt_twice(tmp_path, random.Random(seed).choice([0.001, 0.003, 0.01, 0.02, 0.05]))
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_saves_and_the_run_goes_on_later(tmp_path):
     process = start(tmp_path / "closed", "--save-every", "5")
     wait_for(tmp_path / "closed", "task")

@@ -171,6 +171,7 @@ def test_without_optuna_one_line_says_how_to_install_it(tmp_path, capsys, monkey
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.slow
 def test_runs_do_not_import_optuna(searched, tmp_path):
     words = ["run", "smnist", "ewc", *SHORT, "--tasks", "5", "--tuned", str(searched / FILE), "--out", str(tmp_path)]
     program = f"import sys; from hatrack.__main__ import main; assert main({words!r}) == 0; print('optuna' in sys.modules)"

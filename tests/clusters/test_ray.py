@@ -17,9 +17,9 @@ from hatrack.clusters import ray_cluster
 from hatrack.clusters.ray_cluster import connected
 from hatrack.clusters.ray_engine import check_places
 from hatrack.clusters.request import Request, parse_request
-from tests.helpers.on_ray import assert_same, finish, planned, start, until
+from tests.helpers.on_ray import assert_same, finish, needs_ray, planned, start, until
 
-pytest.importorskip("ray")
+pytestmark = needs_ray
 FOUR = ("run", "smnist", "hat,sgd", "--seeds", "0-1", "--data", "sample", "--widths", "20", "--batch", "20")
 HOW = ("--save-every", "0.01", "--device", "cpu", "--engine", "eager", "--train-examples", "200", "--out")
 

@@ -13,11 +13,10 @@ from hatrack.clusters.ray_cluster import connected
 from hatrack.clusters.ray_engine import RayEngine
 from hatrack.clusters.request import Request
 from hatrack.files import tensors
-from tests.helpers.on_ray import assert_same, cluster_of, finish, plan_of, planned, records_in, start, until
+from tests.helpers.on_ray import assert_same, cluster_of, finish, needs_ray, plan_of, planned, records_in, start, until
 from tests.helpers.tiers import cases
 
-pytest.importorskip("ray")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_ray]
 SMALL = (
     "--data",
     "sample",

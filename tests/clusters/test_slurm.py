@@ -24,6 +24,7 @@ submitit = pytest.importorskip("submitit")
 HOW = {"engine": "eager", "save_every": 5.0, "device": "cpu"}
 
 
+@pytest.mark.slow
 def test_a_job_saves_and_goes_on_when_it_is_requeued(tmp_path):
     """`checkpoint` is called from a signal handler, in the main thread, while a step is under way in another."""
     spec = small("hat", regime=Regime(epochs=6, batch=20))

@@ -440,6 +440,7 @@ def child():
     return process, json.dumps([spec.files, spec.train, spec.test]) + "\n"
 
 
+@pytest.mark.slow
 def test_two_processes_download_the_same_set(folder, site, digits):
     site.trouble["train-images-idx3-ubyte.gz"] = "slow"
     both = [child(), child()]

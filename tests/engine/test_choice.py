@@ -57,6 +57,7 @@ def test_a_trainer_without_a_run_counts_the_tasks_of_the_network(threshold, engi
     assert [result.engine for result in fit.fits] == [engine] * 4
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_and_goes_on_keeps_its_engine(tmp_path, monkeypatch):
     """Also in its last task, of which alone there are too few steps."""
     pays_from(2 * steps_of_a_fit(batch=64), monkeypatch)

@@ -255,6 +255,7 @@ def test_a_step_waits_for_the_import_of_the_compiler(captured_only, monkeypatch)
     assert imported < captured
 
 
+@pytest.mark.slow
 @needs_a_compiler
 def test_the_real_compiler():
     """The same to rounding, and what is frozen stays frozen bit for bit."""
@@ -271,6 +272,7 @@ def test_the_real_compiler():
         assert torch.equal(value, again.state_dict()[key]), f"{key}: the same run, the same bits"
 
 
+@pytest.mark.slow
 @needs_a_compiler
 def test_the_next_process_finds_the_compiled_code(monkeypatch, tmp_path):
     from torch._dynamo.utils import counters
@@ -340,6 +342,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(decompositions, "on_gpu", lambda x: True)
 
 
+@pytest.mark.slow
 @needs_a_compiler
 @pytest.mark.parametrize("drop", [False, True])
 def test_the_gradient_of_a_convolution_before_a_batch_norm(drop, as_on_a_gpu):

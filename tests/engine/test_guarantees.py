@@ -64,6 +64,7 @@ def test_compiled():
     assert_same_bits(one, two)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_while_compiled(tmp_path, monkeypatch):
     """With captured operations that are not compiled: the compiler itself has no state of a run."""
     monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: copy.deepcopy(graph))

@@ -40,6 +40,7 @@ def test_a_helper_does_its_job_once(tmp_path):
     assert not helpers.is_known("two")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [fail, die])
 def test_a_helper_that_dies(job, capfd):
     helpers.start("one", job, None)
@@ -80,6 +81,7 @@ def test_marks_lie_in_the_folder_of_the_compiler(user, given, tmp_path, monkeypa
         assert str(helpers._cache_folder()) == cache_dir_utils.default_cache_dir()
 
 
+@pytest.mark.slow
 def test_whether_a_job_is_known_is_found_out_without_the_compiler():
     code = "from hatrack.engine import helpers; import sys; helpers.is_known('one'); print('torch._inductor' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -114,6 +116,7 @@ def hang(path):
     time.sleep(600)
 
 
+@pytest.mark.slow
 def test_a_helper_does_not_import_the_script_and_does_not_outlive_it(tmp_path):
     """The script has no guard: a helper that imported it would print a second line, and start helpers of its own."""
     (tmp_path / "script.py").write_text(SCRIPT)

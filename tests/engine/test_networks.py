@@ -10,6 +10,7 @@ from hatrack import METHODS, NETWORKS, Network, Regime, Trainer
 from hatrack.engine import compiled
 from hatrack.seeds import seeded
 from tests.helpers.learning import learn
+from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 SMALL = {"vit": {"width": 16, "depth": 1, "attention_heads": 2, "mlp_ratio": 2}, "gru": {"width": 12}}
@@ -34,7 +35,10 @@ def largest_difference(name, trunk, tasks):
     return max((now.double() - states[1][key].double()).abs().max().item() for key, now in states[0].items())
 
 
-@pytest.mark.parametrize(("name", "network"), [("sgd", "vit"), ("hat", "vit"), ("sgd", "gru"), ("pmask", "gru")])
+@pytest.mark.parametrize(
+    ("name", "network"),
+    quick_and_slow([("sgd", "vit"), ("hat", "vit"), ("sgd", "gru"), ("pmask", "gru")], [("hat", "vit"), ("pmask", "gru")]),
+)
 @pytest.mark.filterwarnings("ignore:task .* finds under:UserWarning")
 def test_captured_steps_are_the_eager_ones(name, network, captured_only):
     tasks = toy_tasks(1, shape=(1, 8, 8))

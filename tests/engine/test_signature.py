@@ -75,7 +75,7 @@ def assert_same_bits(found, expected):
 FORMS = {"hat": 1, "pmask": 1, "ewc": 1, "si": 1, "sgd": 1, "lwf": 3, "pnn": 3}  # how many forms three tasks have
 
 
-@pytest.mark.parametrize("name", quick_and_slow(FORMS, quick=("hat", "ewc", "lwf")))
+@pytest.mark.parametrize("name", quick_and_slow(FORMS, quick=("hat", "ewc")))
 def test_a_step_is_captured_once_for_all_tasks_and_seeds(name, captured_only, captures, monkeypatch):
     """And the result is that of runs whose every step is captured, bit for bit."""
     tasks = toy_tasks(3)
@@ -88,12 +88,13 @@ def test_a_step_is_captured_once_for_all_tasks_and_seeds(name, captured_only, ca
     assert len(captures) >= 6, "every step was captured"
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", quick_and_slow(OPTIMIZERS, ["kept adamw with decay"]))
 def test_with_every_optimizer(optimizer, captured_only, captures):
     two_runs("hat", toy_tasks(3), **OPTIMIZERS[optimizer], clip=1.0)
     assert len(captures) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_compile(gpu=False), reason="no C++ compiler")
 def test_compiled_code_of_an_earlier_task(captures, monkeypatch):
     tasks = toy_tasks(3)

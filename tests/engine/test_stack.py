@@ -14,6 +14,7 @@ from hatrack.seeds import seeded
 from tests.helpers.learning import OPTIMIZERS, make
 from tests.helpers.pictures import convolutional, pictures
 from tests.helpers.stacking import Learned, alone_and_stacked, assert_close
+from tests.helpers.tiers import QUICK, every_value, quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 REGIME = Regime(epochs=3, batch=16, lr=0.1)
@@ -28,7 +29,7 @@ def maker(name, regime=REGIME, count=2, **how):
     return build
 
 
-@pytest.mark.parametrize("name", STACKED)
+@pytest.mark.parametrize("name", quick_and_slow(STACKED, QUICK))
 def test_stacked_runs_learn_what_each_learns_alone(name):
     """With dropout, of which every run draws its own numbers, and a last batch that is smaller."""
     assert_close(*alone_and_stacked(maker(name)))
@@ -41,18 +42,19 @@ def test_another_seed_would_be_seen():
         assert_close(alone, stacked[::-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["kept momentum", "kept adam"])
 def test_heads_that_are_packed_follow_the_stack(optimizer):
     """What an optimizer keeps of them goes on to the next task, when another run has their lane."""
     assert_close(*alone_and_stacked(maker("er", Regime(epochs=2, batch=16, **OPTIMIZERS[optimizer]), 3), seeds=(0, 1)))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", quick_and_slow(OPTIMIZERS, ["kept adamw with decay"]))
 def test_every_optimizer_is_stacked(optimizer):
     assert_close(*alone_and_stacked(maker("hat", Regime(epochs=2, batch=16, **OPTIMIZERS[optimizer])), seeds=(0, 1)))
 
 
-@pytest.mark.parametrize("name", ["hat", "pmask", "packnet"])
+@pytest.mark.parametrize("name", quick_and_slow(["hat", "pmask", "packnet"], ["hat"]))
 def test_nothing_is_forgotten_bit_for_bit(name):
     """Under an optimizer that moves every weight it can reach; plain SGD is the control."""
     hard = Regime(epochs=3, batch=16, optimizer="adamw", lr=0.01, weight_decay=0.1, keep_state=True)
@@ -67,6 +69,7 @@ def test_nothing_is_forgotten_bit_for_bit(name):
     assert all(run.forgets() for run in control)
 
 
+@pytest.mark.slow
 def test_convolutions_norms_and_pooling():
     """Also with the layouts of a GPU."""
 
@@ -81,10 +84,10 @@ def test_convolutions_norms_and_pooling():
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "bias"), [(3, 1, 1, True), (3, 2, 1, False), (4, 3, 0, True), (1, 1, 0, True)]
+    ("gpu", "kind"), every_value([False, True], [(3, 1, 1, True), (3, 2, 1, False), (4, 3, 0, True), (1, 1, 0, True)])
 )
-@pytest.mark.parametrize("gpu", [False, True])
-def test_every_plain_convolution(kernel, stride, padding, bias, gpu, monkeypatch):
+def test_every_plain_convolution(gpu, kind, monkeypatch):
+    kernel, stride, padding, bias = kind
     monkeypatch.setattr(decompositions, "on_gpu", lambda x: gpu)
 
     def build(seed):
@@ -116,6 +119,7 @@ def test_other_lengths_rates_and_ends():
     assert_close(*alone_and_stacked(build))
 
 
+@pytest.mark.slow
 def test_other_classes_and_methods_have_stacks_of_their_own():
     """Three forms at a time, in five runs of which four are under way."""
 
@@ -134,7 +138,7 @@ def run_forms(build, seeds):
     return runs, len(stacked_form._forms)
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", quick_and_slow(["momentum", "adamw", "sgd"], ["momentum"]))
 def test_tasks_with_other_classes_share_a_stack(optimizer):
     """At the same time one run learns three classes and another one five; their heads have room for five."""
     how = {"momentum": {"lr": 0.05, "weight_decay": 0.01}, "adamw": {"lr": 0.01, "weight_decay": 0.1}, "sgd": {"lr": 0.1}}
@@ -151,6 +155,7 @@ def test_tasks_with_other_classes_share_a_stack(optimizer):
     assert [len(head.weight) for head in stacked[1].method.net.heads] == [5, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["joint", "er", "derpp"])
 def test_methods_that_use_several_heads_with_other_classes(name):
     """All rows of a head with more rows than outputs count, not as many as it has outputs: 16 times 5 logits would also be
@@ -179,7 +184,7 @@ def test_a_step_that_needs_a_head_as_it_is_has_a_stack_of_its_own():
     assert forms == 2
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "sgd"])
+@pytest.mark.parametrize("optimizer", quick_and_slow(["momentum", "sgd"], ["momentum"]))
 def test_weight_decay_makes_no_class_likely(optimizer):
     """It brings the biases of classes that a task does not have near 0; with momentum they would overshoot."""
     how = {"momentum": {"lr": 0.1, "weight_decay": 0.05}, "sgd": {"lr": 0.1, "weight_decay": 5}}
@@ -192,6 +197,7 @@ def test_weight_decay_makes_no_class_likely(optimizer):
     assert_close(*alone_and_stacked(build, seeds=(0, 1)))
 
 
+@pytest.mark.slow
 def test_a_lane_without_a_run_asks_for_no_image_of_its_last_run():
     """A run learns a large task and a small one, and ends; its lane goes on beside a run that has few images."""
 
@@ -249,6 +255,7 @@ def test_moved_pixels_make_no_other_form():
     assert forms == 1
 
 
+@pytest.mark.slow
 def test_copies_in_fewer_bits_are_kept(monkeypatch):
     """With bfloat16 weights are copied once per update, in the stacked step, and after every change from outside."""
     if not cpu_computes_bfloat16():
@@ -266,6 +273,7 @@ def test_copies_in_fewer_bits_are_kept(monkeypatch):
     assert_close(alone, stacked, 2e-2)
 
 
+@pytest.mark.slow
 def test_compiled():
     def build(seed):
         method, tasks, _ = maker("hat")(seed)

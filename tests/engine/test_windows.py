@@ -6,6 +6,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from hatrack.engine.windows import pool_by_windows
+from tests.helpers.tiers import every_value
 
 aten = torch.ops.aten
 
@@ -38,9 +39,14 @@ def inputs(shape, dtype=torch.float64):
     return x, torch.randn(shape[1], generator=source, dtype=dtype), torch.rand(shape[1], generator=source, dtype=dtype)
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 6, 6), (2, 3, 7, 5), (2, 1, 9, 8)])
-@pytest.mark.parametrize("size", [2, 3, (2, 3)])
-@pytest.mark.parametrize("parts", [{}, {"dropout": False}, {"gated": False}, {"relu": False}])
+@pytest.mark.parametrize(
+    ("parts", "size", "shape"),
+    every_value(
+        [{}, {"dropout": False}, {"gated": False}, {"relu": False}],
+        [2, 3, (2, 3)],
+        [(3, 4, 6, 6), (2, 3, 7, 5), (2, 1, 9, 8)],
+    ),
+)
 def test_the_same_values_and_gradients(shape, size, parts):
     function, given = block(size, shape, **parts), inputs(shape)
     module = graph_of(function, *given)

@@ -141,6 +141,7 @@ def dying(job) -> None:
     raise SystemExit(1)
 
 
+@pytest.mark.slow
 def test_a_helper_that_dies_changes_no_record(captured_only, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     expected = run(spec("lfl"), engine="compiled")

@@ -41,6 +41,7 @@ def test_a_run_that_is_named_twice_is_run_once(tmp_path):
     assert records[0] is records[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", quick_and_slow(("eager", "auto"), ("eager",)))
 def test_an_error_in_one_process_reaches_the_user(engine, tmp_path, capfd):
     """And nothing else does, such as complaints of processes that were just starting, or that import the compiler while they

@@ -26,6 +26,7 @@ from hatrack.training.checkpoint import Checkpointer, Stopped, stopping
 from hatrack.training.fit_loop import FitLoop
 from tests.helpers.killing import OFTEN, Killed, assert_same, killed_at, to_the_end
 from tests.helpers.runs import small
+from tests.helpers.tiers import quick_and_slow
 
 HOW = {"device": "cpu", "engine": "eager", "progress": None}
 
@@ -118,7 +119,7 @@ def trainings(monkeypatch):
     return started
 
 
-@pytest.mark.parametrize("method", ["sgd", "joint", "hat", "pnn", "independent"])
+@pytest.mark.parametrize("method", quick_and_slow(["sgd", "joint", "hat", "pnn", "independent"], ["hat"]))
 def test_a_run_that_is_killed_later_does_not_repeat_it(method, tmp_path, monkeypatch, trainings):
     whole = run(pretrained(method))
     kills = killed_at(monkeypatch, 0.1, seed=sum(map(ord, method)), most=4)

@@ -17,13 +17,14 @@ from hatrack.methods.fit import FitResult
 from hatrack.training.trainer import Trainer
 from tests.helpers.killing import OFTEN, assert_same, killed_at, spec, to_the_end
 from tests.helpers.records import make
+from tests.helpers.tiers import QUICK, quick_and_slow
 
 KINDS = ["weights", "buffers", "masks", "images"]
 KEPT = {"hat": "masks", "pmask": "masks", "packnet": "masks", "pathnet": "masks", "er": "images", "agem": "images",
         "derpp": "images", "joint": "images"}  # fmt: skip
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", quick_and_slow(sorted(METHODS), (*QUICK, "er", "packnet", "pnn")))
 def test_every_method_has_costs_and_counting_changes_no_bit(method, monkeypatch):
     record = run(spec(method))
     costs = record.costs
@@ -41,7 +42,7 @@ def test_every_method_has_costs_and_counting_changes_no_bit(method, monkeypatch)
     assert_same(record, plain)
 
 
-@pytest.mark.parametrize("method", ["sgd", "packnet", "er", "joint", "pathnet"])
+@pytest.mark.parametrize("method", quick_and_slow(["sgd", "packnet", "er", "joint", "pathnet"], ["sgd", "er"]))
 def test_a_killed_run_has_the_same_costs(method, tmp_path, monkeypatch):
     whole = run(spec(method, batch=150))
     kills = killed_at(monkeypatch, 0.15, 1, 4)

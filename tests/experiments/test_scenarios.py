@@ -12,6 +12,7 @@ from hatrack.experiments.build import build, build_tasks
 from hatrack.experiments.parallel import run_all
 from tests.helpers.killing import OFTEN, assert_same, killed_at, to_the_end
 from tests.helpers.runs import small
+from tests.helpers.tiers import every_value
 
 PAIRS = {"data": "sample", "tasks": 5}
 
@@ -52,6 +53,7 @@ def test_a_run_can_be_made_again_from_its_record(scenario, tmp_path):
     assert f"--scenario {scenario}" in (tmp_path / "page" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_class_is_harder_than_domain_and_domain_than_task():
     found = {s: run(scenario_run(s, epochs=5)) for s in ("task", "domain", "class")}
     task, domain, classes = (record.summary["accuracy"] for record in found.values())
@@ -68,8 +70,7 @@ def test_joint_training_knows_all_classes():
     assert record.summary["accuracy"] > 0.6
 
 
-@pytest.mark.parametrize("scenario", ["domain", "class"])
-@pytest.mark.parametrize("method", ["si", "derpp", "lwf"])
+@pytest.mark.parametrize(("method", "scenario"), every_value(["si", "derpp", "lwf"], ["domain", "class"]))
 def test_stopped_anywhere_a_run_goes_on_to_the_same_record(method, scenario, tmp_path, monkeypatch):
     spec = scenario_run(scenario, method)
     whole = run(spec, tmp_path / "whole")
@@ -79,6 +80,7 @@ def test_stopped_anywhere_a_run_goes_on_to_the_same_record(method, scenario, tmp
     assert_same(whole, again)
 
 
+@pytest.mark.slow
 def test_runs_at_the_same_time_give_the_same_records(tmp_path):
     runs = [scenario_run(scenario) for scenario in ("domain", "class")]
     one, two = (run_all(runs, tmp_path / str(n), parallel=n) for n in (1, 2))

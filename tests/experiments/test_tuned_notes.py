@@ -19,7 +19,7 @@ NOTES = [{"protocol": name, "trials": 2, "options": ["lr"], "regime": ["lr"], "r
          for name in ("whole-stream", "first-tasks")]  # fmt: skip
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("parallel", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_run_has_its_own_note(parallel, tmp_path):
     runs = [small(seed=seed) for seed in range(3)]
     notes = {runs[0].name: NOTES[0], runs[1].name: NOTES[1]}

@@ -281,6 +281,7 @@ def test_a_trial_that_was_to_be_ended_is_ended_when_it_is_taken_up(tmp_path, mon
     assert tune(search(pruner="median"), tmp_path, 6).trials[5]["state"] == "pruned"
 
 
+@pytest.mark.slow
 def test_a_search_killed_twice_within_runs_ends_with_the_same_trials(tmp_path, monkeypatch):
     """Real runs, killed in a step; the run that was interrupted goes on from its state."""
     one = search(given={**SMALL, "regime": {"epochs": 1, "batch": 200}})

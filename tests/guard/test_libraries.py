@@ -10,7 +10,7 @@ import hatrack as hr
 from tests.helpers.guarded import BACKBONES, PROBE, WIDTH, data, make_loop
 from tests.helpers.loop_scripts import THEIRS, fresh_accelerator, needs  # noqa: F401
 
-pytestmark = pytest.mark.filterwarnings(*THEIRS)
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(*THEIRS)]  # importing them takes seconds
 
 
 def loader(number):

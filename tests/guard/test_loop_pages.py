@@ -7,6 +7,7 @@ import torch
 from torch import distributed
 
 from tests.helpers.loop_scripts import PAGES, SCRIPTS, SHOWN, THEIRS, check, fresh_accelerator, load  # noqa: F401
+from tests.helpers.tiers import quick_and_slow
 
 
 def test_every_page_has_its_whole_script():
@@ -19,14 +20,17 @@ def test_every_page_has_its_whole_script():
 
 
 @pytest.mark.filterwarnings(*THEIRS)
-@pytest.mark.parametrize("name", ["pytorch", "lightning_fit", "accelerate_loop", "hf_trainer", "detector"])
+@pytest.mark.parametrize(
+    "name",
+    quick_and_slow(["pytorch", "lightning_fit", "accelerate_loop", "hf_trainer", "detector"], ["pytorch"]),
+)
 def test_a_script_runs_and_forgets_nothing(name, tmp_path, capsys):
     module = load(name)
     before, after = module.main(tmp_path)
     check(before, after, capsys.readouterr().out, tmp_path)
 
 
-@pytest.mark.slow  # test_parallel.py has a quick one
+@pytest.mark.slow
 @pytest.mark.skipif(not distributed.is_available() or not distributed.is_gloo_available(), reason="needs gloo")
 def test_the_script_of_several_processes(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -59,8 +59,9 @@ def work(rank: int, folder: str, method: str) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not distributed.is_available() or not distributed.is_gloo_available(), reason="needs gloo")
-@pytest.mark.parametrize("method", ["hat", pytest.param("pmask", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["hat", "pmask"])
 def test_two_processes(tmp_path, method, monkeypatch):
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
     multiprocessing.spawn(work, (str(tmp_path), method), nprocs=2)

@@ -10,6 +10,7 @@ from torch import nn
 import hatrack as hr
 from hatrack.files import tensors as tensor_files
 from tests.helpers.guarded import BACKBONES, PROBE, WIDTH, Loop, differing, make_loop, state
+from tests.helpers.tiers import every_value
 
 
 def saved(tmp_path, backbone="cnn", method="hat", names="ab"):
@@ -32,8 +33,7 @@ def loaded(loop, path, backbone="cnn", own="ab"):
     return Loop(guard, optimizer, heads, dict(loop.answers))
 
 
-@pytest.mark.parametrize("backbone", BACKBONES)
-@pytest.mark.parametrize("method", ["hat", "pmask"])
+@pytest.mark.parametrize(("method", "backbone"), every_value(["hat", "pmask"], BACKBONES))
 def test_a_loaded_guard_is_the_one_that_was_saved(tmp_path, backbone, method):
     loop, path = saved(tmp_path, backbone, method)
     other = loaded(loop, path, backbone)

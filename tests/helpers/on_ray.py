@@ -7,14 +7,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from hatrack import Record
 from hatrack.experiments.sameness import differences
 
 ROOT = Path(__file__).parent.parent.parent
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")  # importing it takes seconds
 
 
 def start(*words: str) -> subprocess.Popen[str]:

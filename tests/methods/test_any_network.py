@@ -12,7 +12,7 @@ from hatrack import METHODS, Network, Regime, Task, Trainer
 from hatrack.seeds import derive, seeded
 from tests.helpers.learning import OPTIMIZERS, logits
 from tests.helpers.nets import Plan, check_units, plans
-from tests.helpers.tiers import cases
+from tests.helpers.tiers import cases, quick_and_slow
 from tests.helpers.toys import toy_tasks
 from tests.helpers.tracing import FOLLOWED, UNTRACEABLE, trunk_around
 
@@ -168,7 +168,7 @@ def check_classifier(name: str, optimizers: list[str]) -> None:
             assert varied(pairs), f"{method} with {optimizer}"
 
 
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize("name", quick_and_slow(SMALLEST, ["DenseNet"]))
 def test_classifiers_of_a_zoo_forget_nothing(name):
     check_classifier(name, ["kept adamw with decay"])
 

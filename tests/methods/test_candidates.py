@@ -24,10 +24,8 @@ HELD = pytest.warns(UserWarning, match="held whole")
 EXACT = [(name, network, optimizer) for name in BOTH for network in SHAPES for optimizer in OPTIMIZERS]
 QUICK = [
     *((name, "mlp", optimizer) for name in BOTH for optimizer in OPTIMIZERS),
-    ("hat", "resnet18", "adamw with decay"),
     ("hat", "vit", "momentum with decay"),
     ("hat", "gru", "adam"),
-    ("pmask", "resnet18", "momentum with decay"),
     ("pmask", "vit", "adam"),
 ]
 
@@ -134,6 +132,7 @@ def test_the_capacity_term_counts_candidates_only():
     assert torch.equal(pmask.price, mine / mine.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOTH)
 def test_a_run_that_is_killed_goes_on_to_the_same_bits(name, tmp_path, monkeypatch):
     spec = Run(
@@ -181,7 +180,7 @@ def test_slices_are_of_equal_size_and_depend_on_seed_and_name():
     assert not torch.equal(owners(0, "a", 100, 5), owners(0, "b", 100, 5))
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", quick_and_slow(BOTH, ["hat"]))
 def test_steps_obey_the_rule_and_tasks_are_learned(name):
     tasks = toy_tasks(3, train=120)
     watched = build(name, tasks, reuse="never")

@@ -15,6 +15,7 @@ from hatrack.seeds import seeded
 from hatrack.tasks.split import Batch
 from hatrack.tasks.task import Task
 from tests.helpers.learning import learn, logits
+from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 CLASSES = (3, 5, 2)
@@ -298,7 +299,7 @@ def mean_accuracy(method, tasks: list[Task]) -> float:
     return sum(evaluate(method, task.test).accuracy for task in tasks) / len(tasks)
 
 
-@pytest.mark.parametrize("weights", [{}, {"alpha": 0.0, "beta": 1.0}, {"alpha": 1.0, "beta": 0.0}])
+@pytest.mark.parametrize("weights", quick_and_slow([{}, {"alpha": 0.0, "beta": 1.0}, {"alpha": 1.0, "beta": 0.0}], [{}]))
 def test_it_forgets_less_than_sgd(weights):
     """With both terms, and with each by itself."""
     tasks = toy_tasks(8)
@@ -306,6 +307,7 @@ def test_it_forgets_less_than_sgd(weights):
     assert mean_accuracy(make_derpp(tasks, heads="shared", memory=72, **weights), tasks) > plain + 0.1
 
 
+@pytest.mark.slow
 def test_logits_of_the_first_epoch_alone_do_not_help(monkeypatch):
     """Why every epoch is offered, unlike in er: logits of a network that has hardly begun are nothing to go back to."""
     tasks = toy_tasks(8)

@@ -24,6 +24,7 @@ from tests.helpers.commands import SHORT
 from tests.helpers.killing import OFTEN, Killed, assert_same, killed_at, to_the_end
 from tests.helpers.learning import make
 from tests.helpers.runs import small
+from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 RECORDS = Path(__file__).parent.parent.parent / "docs" / "results" / "records"
@@ -168,7 +169,7 @@ def springy(lr, optimizer="sgd"):
     return Regime(epochs=6, batch=1, lr=lr, optimizer=optimizer, clip=0.0, schedule="constant", restore=False)
 
 
-@pytest.mark.parametrize("name", SPRINGS)
+@pytest.mark.parametrize("name", quick_and_slow(SPRINGS, ["ewc", "si"]))
 def test_a_penalty_is_suspected_when_it_is_to_blame(name, monkeypatch):
     """Just over the bound it diverges, and says so in numbers; just under it, or with what these suggest, it does not."""
     options, _, curvature = SPRINGS[name]
@@ -243,7 +244,12 @@ class Steep(Method):
 HALVE = {"epochs": 20, "batch": 4, "schedule": "constant", "clip": 0.0}
 
 
-@pytest.mark.parametrize("how", [{"optimizer": "sgd"}, {"optimizer": "momentum", "momentum": 0.1, "keep_state": True}])
+@pytest.mark.parametrize(
+    "how",
+    quick_and_slow(
+        [{"optimizer": "sgd"}, {"optimizer": "momentum", "momentum": 0.1, "keep_state": True}], [{"optimizer": "sgd"}]
+    ),
+)
 def test_halving_ends_where_the_smaller_rate_would(how):
     """0.05 times 100 is 5 and 2.5 after one halving; 1.25 after two is under 2."""
     (task,) = toy_tasks(1)
@@ -329,6 +335,7 @@ def stiff(seed=0, **regime):
     )
 
 
+@pytest.mark.slow
 def test_a_killed_run_that_halved_the_rate_ends_with_the_same_record(tmp_path, monkeypatch):
     spec = stiff(on_divergence="halve")
     with pytest.warns(UserWarning, match=r"task 'digits 5-9', epoch \d"):
@@ -379,7 +386,7 @@ def test_a_diverged_run_is_one_line_and_keeps_its_last_good_state(tmp_path, caps
     assert len(list(tmp_path.glob("*.json"))) == 1
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("parallel", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_other_runs_go_on_to_their_records(tmp_path, parallel):
     wild = [small(seed=seed, regime=Regime(epochs=1, batch=100, lr=1e30, clip=0.0)) for seed in (0, 1)]
     with pytest.raises(Diverged) as caught:

@@ -27,9 +27,7 @@ EXACT = [
 ]  # fmt: skip
 QUICK = [
     *((name, "mlp", optimizer) for name in ("hat", "pmask") for optimizer in OPTIMIZERS),
-    ("hat", "resnet18", "momentum with decay"),
     ("hat", "vit", "adamw with decay"),
-    ("pmask", "resnet18", "adam"),
     ("hat", "gru", "adam"),
 ]
 
@@ -49,7 +47,7 @@ def test_erasing_the_last_task_gives_the_network_from_before_it(case):
         assert not different(snapshot(method), states[task.index])
 
 
-@pytest.mark.parametrize("options", [{}, {"biases": "task"}, {"retrain": 0}])
+@pytest.mark.parametrize("options", [{}, pytest.param({"biases": "task"}, marks=pytest.mark.slow), {"retrain": 0}])
 def test_packnet_has_the_network_from_before_as_long_as_a_task_remains(options):
     tasks = small_tasks("resnet18")
     method, states = build("packnet", tasks, "resnet18", **options), []

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hatrack import HAT, Network, PackNet
+from hatrack import HAT, METHODS, Network, PackNet
 from hatrack.methods.extraction.capture import aten, capture
 from hatrack.methods.extraction.extract import difference, extract, weights
 from hatrack.methods.extraction.layout import channels_last
 from hatrack.networks import NETWORKS
-from tests.helpers.learning import every_method, learn, make
+from tests.helpers.learning import learn, make
 from tests.helpers.nets import Lambda, random_plan
+from tests.helpers.tiers import QUICK, quick_and_slow
 from tests.helpers.toys import toy_tasks
 from tests.helpers.transformers import random_transformer
 
@@ -49,7 +50,10 @@ def check(method, x, task=0):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("name", "shape"), [("alexnet", (3, 32, 32)), ("resnet18", (3, 16, 16)), ("vit", (3, 16, 16))])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("alexnet", (3, 32, 32)), pytest.param("resnet18", (3, 16, 16), marks=pytest.mark.slow), ("vit", (3, 16, 16))],
+)
 def test_the_networks_of_the_package(name, shape, dtype):
     x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     network = check(gated(NETWORKS[name](shape).to(dtype), x), x)
@@ -60,7 +64,8 @@ def test_the_networks_of_the_package(name, shape, dtype):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "options"), [("mlp", (1, 8, 8), {"widths": (400, 300)}), ("alexnet", (1, 28, 28), {})]
+    ("name", "shape", "options"),
+    [("mlp", (1, 8, 8), {"widths": (400, 300)}), pytest.param("alexnet", (1, 28, 28), {}, marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_smaller_by_the_share_of_unused_weights(name, shape, options, share):
@@ -73,6 +78,7 @@ def test_smaller_by_the_share_of_unused_weights(name, shape, options, share):
     assert found["zeros_left"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["densenet40_k12_cifar10", "seresnet20_cifar10", "shufflenetv2_wd2"])
 def test_networks_of_a_model_zoo(name):
     provider = pytest.importorskip("pytorchcv.model_provider")
@@ -83,7 +89,7 @@ def test_networks_of_a_model_zoo(name):
     assert network.extraction["weights"] < 0.6 * network.extraction["weights_before"]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", quick_and_slow(range(12), range(4)))
 def test_random_networks(seed):
     x = torch.randn(5, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     network = check(gated(random_plan(seed).build().double(), x, 0.6, seed), x)
@@ -96,7 +102,7 @@ def test_more_random_networks(seed):
     test_random_networks(seed)
 
 
-@pytest.mark.parametrize("seed", [0, 4, 5, 7, 10])
+@pytest.mark.parametrize("seed", quick_and_slow([0, 4, 5, 7, 10], [4]))
 def test_random_transformers(seed):
     plan, source = random_transformer(seed), torch.Generator().manual_seed(seed)
     x = torch.randint(0, 16, (5, 12), generator=source) if plan.tokens else torch.randn(5, 1, 8, 8, generator=source)
@@ -116,7 +122,7 @@ def test_more_random_transformers(seed):
     assert difference(method.extract(0)(x), method.for_task(0)(x)) <= 1e-5
 
 
-@every_method
+@pytest.mark.parametrize("name", quick_and_slow(METHODS, (*QUICK, "er", "packnet", "pmask", "pnn")))
 def test_every_method(name):
     tasks = toy_tasks(2)
     method = make(name, tasks)
@@ -257,6 +263,7 @@ def test_the_network_is_a_copy_and_threads_may_call_it():
     assert copy.deepcopy(network)(x).equal(before)
 
 
+@pytest.mark.slow
 def test_a_pickle_is_read_by_a_process_without_this_package(tmp_path):
     x = torch.randn(3, 1, 28, 28)
     network = gated(NETWORKS["alexnet"]((1, 28, 28)), x, 0.1).extract(0)

@@ -177,6 +177,7 @@ def test_routes_after_growth(name):
     assert set(method.router.tasks()) == {0, 1, 2}
 
 
+@pytest.mark.slow
 @both
 def test_a_run_that_grows_and_is_killed_goes_on_to_the_same_record(name, tmp_path, monkeypatch):
     spec = Run(

@@ -16,6 +16,7 @@ from hatrack.seeds import seeded
 from hatrack.tasks.split import Batch
 from hatrack.tracing.units import Units
 from tests.helpers.learning import learn, logits
+from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 
@@ -285,7 +286,7 @@ def test_nothing_moves_under_adamw_with_tasks_added_later():
     assert (hat.net.trunk[1].weight != moved).float().mean() > 0.1, "the free weights did move"
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", quick_and_slow(["sgd", "adam"], ["adam"]))
 def test_c_lowers_the_share_of_units_used(optimizer):
     task = BENCHMARKS["smnist"](0, data="sample")[0]
     shares = []

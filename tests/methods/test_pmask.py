@@ -18,6 +18,7 @@ from hatrack.networks.resnet import resnet18
 from hatrack.seeds import seeded
 from hatrack.tasks.split import Batch
 from tests.helpers.learning import FunctionFit
+from tests.helpers.tiers import every_value
 from tests.helpers.toys import toy_tasks
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")  # the networks are tiny
@@ -236,6 +237,7 @@ def bytes_of(module):
     return sum(t.numel() * t.element_size() for t in module.state_dict().values())
 
 
+@pytest.mark.slow
 def test_ten_tasks_on_alexnet_take_a_bit_per_weight_and_task():
     net = Network(alexnet((3, 32, 32)), [2] * 10, torch.zeros(2, 3, 32, 32))
     method = PMASK(net)
@@ -381,8 +383,9 @@ def residual(**options):
     return resnet18((1, 8, 8), width=2, **options)
 
 
-@pytest.mark.parametrize("build", [Twice, residual, lambda: residual(block="authors")])
-@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+@pytest.mark.parametrize(
+    ("optimizer", "build"), every_value(["momentum", "adamw"], [Twice, residual, lambda: residual(block="authors")])
+)
 def test_any_network(build, optimizer):
     tasks = toy_tasks(3, shape=(1, 4, 4) if build is Twice else (1, 8, 8))
     with seeded(0, "weights"):
@@ -398,6 +401,7 @@ def test_any_network(build, optimizer):
     assert all(old.std(0).min() > 0 for old in kept)
 
 
+@pytest.mark.slow
 def test_a_residual_network_learns():
     tasks = toy_tasks(2, shape=(1, 8, 8), train=120)
     with seeded(0, "weights"):
@@ -472,8 +476,7 @@ def test_usage():
     assert method.usage() == {"1.weight": 1.0, "3.weight": 0.0}
 
 
-@pytest.mark.parametrize("heads", ["multi", "shared"])
-@pytest.mark.parametrize("released", [0, 1])
+@pytest.mark.parametrize(("released", "heads"), every_value([0, 1], ["multi", "shared"]))
 def test_release(heads, released):
     tasks = toy_tasks(3, shape=(1, 8, 8))
     with seeded(0, "weights"):

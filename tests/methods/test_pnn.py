@@ -9,6 +9,7 @@ from hatrack import METHODS, NETWORKS, Network, Regime, Trainer
 from hatrack.methods.pnn import PNN
 from tests.helpers.counting import CIFAR, MIXTURE, count
 from tests.helpers.learning import OPTIMIZERS, learn, logits
+from tests.helpers.tiers import every_value
 from tests.helpers.toys import toy_tasks
 from tests.helpers.trunks import small_conv, small_mlp
 
@@ -193,8 +194,7 @@ def test_later_columns_read_and_train_their_laterals():
     assert not torch.equal(logits(method, tasks[1]), first[1])
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("options", [{}, {"columns": "budget", "budget_tasks": 2}])
+@pytest.mark.parametrize(("options", "optimizer"), every_value([{}, {"columns": "budget", "budget_tasks": 2}], OPTIMIZERS))
 def test_nothing_is_forgotten_with_convolutions_in_any_order(optimizer, options):
     tasks = toy_tasks(4)
     method = make(small_conv(), [3] * 4, **options)

@@ -6,6 +6,7 @@ import torch
 from hatrack import Regime, Trainer, evaluate
 from hatrack.engine import precision
 from tests.helpers.learning import logits, make
+from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 FIT = Regime(epochs=8, batch=8, optimizer="adamw", lr=0.01)
@@ -17,7 +18,7 @@ def able():
         pytest.skip("this processor can't compute in bfloat16")
 
 
-@pytest.mark.parametrize("name", ["hat", "pmask", "packnet", "ewc", "independent"])
+@pytest.mark.parametrize("name", quick_and_slow(["hat", "pmask", "packnet", "ewc", "independent"], ["hat", "ewc"]))
 @pytest.mark.usefixtures("able")
 def test_autocast_around_learn_learns(name):
     tasks = toy_tasks(2)

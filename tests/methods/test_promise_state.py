@@ -158,7 +158,11 @@ def by_pickle(method, folder):
 
 
 @every_method
-@pytest.mark.parametrize("copied", [lambda method, folder: copy.deepcopy(method), by_pickle], ids=["deepcopy", "torch.save"])
+@pytest.mark.parametrize(
+    "copied",
+    [lambda method, folder: copy.deepcopy(method), pytest.param(by_pickle, marks=pytest.mark.slow)],
+    ids=["deepcopy", "torch.save"],
+)
 def test_a_copy_is_an_equal_method_and_goes_on_alike(name, copied, tmp_path):
     tasks = toy_tasks(3)
     method = make(name, tasks)

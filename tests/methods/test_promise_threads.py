@@ -9,6 +9,7 @@ from torch import nn
 
 from hatrack import METHODS, Network, Regime, Trainer
 from tests.helpers.learning import MULTI_ONLY, UNTRAINED, every_method, learn, logits, make
+from tests.helpers.tiers import every_value
 from tests.helpers.toys import toy_tasks
 
 EXCHANGING = ["hat", "pmask", "packnet", "pnn", "independent"]
@@ -23,8 +24,7 @@ def with_norms(name, tasks):
     return METHODS[name](Network(trunk, tasks=tasks))
 
 
-@pytest.mark.parametrize("name", EXCHANGING)
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("training", "name"), every_value([False, True], EXCHANGING))
 def test_threads_get_the_answers_of_one(name, training):
     tasks = toy_tasks(2)
     method = with_norms(name, tasks)
@@ -62,7 +62,7 @@ def test_a_prediction_waits_until_a_task_is_learned():
 
 
 @every_method
-@pytest.mark.parametrize("heads", ["multi", "shared"])
+@pytest.mark.parametrize("heads", ["multi", pytest.param("shared", marks=pytest.mark.slow)])
 def test_a_module_of_one_task_answers_like_the_method(name, heads):
     if name in MULTI_ONLY and heads == "shared":
         pytest.skip("it needs a head per task")

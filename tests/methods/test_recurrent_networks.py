@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hatrack import METHODS, Method, Network, Regime, Trainer, evaluate
 from tests.helpers.learning import logits
 from tests.helpers.recurrent import RecurrentPlan, recurrent_plan, rows_of_closed_units
-from tests.helpers.tiers import cases
+from tests.helpers.tiers import cases, quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 pytestmark = [
@@ -99,7 +99,7 @@ def check_hat(plan: RecurrentPlan) -> None:
         assert torch.equal(logits(damaged, task), logits(method, task))
 
 
-@pytest.mark.parametrize("seed", [0, 4, 9])
+@pytest.mark.parametrize("seed", quick_and_slow([0, 4, 9], [0]))
 def test_recurrent_networks_learn_and_forget_nothing(seed):
     check_hat(recurrent_plan(seed))
 
@@ -124,7 +124,8 @@ def test_the_random_networks_are_of_every_kind():
         assert len({getattr(plan, field) for plan in plans}) == count
 
 
-@pytest.mark.parametrize("seed", [2, pytest.param(13, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 13])
 def test_pmask_takes_them_too(seed):
     plan = recurrent_plan(seed)
     tasks = toy_tasks(3, shape=(1, plan.steps, 4), train=90, noise=0.2)

@@ -16,6 +16,7 @@ from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 from hatrack.tasks.split import Batch
 from tests.helpers.learning import OPTIMIZERS, UNTRAINED, every_method, learn, logits, make
+from tests.helpers.tiers import every_value
 from tests.helpers.toys import toy_tasks
 
 CLASS = [name for name in METHODS if "class" in METHODS.about(name).scenarios]
@@ -118,8 +119,7 @@ def test_the_task_does_not_decide_the_answer(name):
     torch.testing.assert_close(model(x), answers[0])
 
 
-@in_class
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("optimizer", "name"), every_value(OPTIMIZERS, CLASS))
 def test_every_step_obeys_the_rule(name, optimizer):
     tasks = class_tasks()
     fit = Trainer(Regime(epochs=2, batch=16, **OPTIMIZERS[optimizer]), watch=True)
@@ -127,8 +127,7 @@ def test_every_step_obeys_the_rule(name, optimizer):
     assert bool(fit.fits) == (name not in UNTRAINED)
 
 
-@in_class
-@pytest.mark.parametrize("optimizer", ["sgd", "kept adamw with decay"])
+@pytest.mark.parametrize(("optimizer", "name"), every_value(["sgd", "kept adamw with decay"], CLASS))
 def test_classes_may_come_later(name, optimizer):
     tasks = class_tasks()
     method, twin = make(name, tasks, known=1, heads="class"), make(name, tasks, heads="class")

@@ -207,6 +207,7 @@ def test_files_with_other_images_are_refused(wrong, tmp_path):
         load(path, trunk(tasks))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_with_them(tmp_path, monkeypatch):
     spec = Run(
         "smnist", "hat", benchmark_options={"data": "sample"}, network_options={"widths": (12, 12)}, train_examples=100,

@@ -8,6 +8,7 @@ import torch
 from hatrack import METHODS, Network, Regime, Task, Trainer, evaluate
 from tests.helpers.learning import logits
 from tests.helpers.nets import check_units
+from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
 from tests.helpers.transformers import TOKENS, TransformerPlan, random_transformer
 
@@ -60,7 +61,7 @@ def learned_by_hat(plan: TransformerPlan, epochs: int | None = None) -> list[flo
     return accuracy
 
 
-@pytest.mark.parametrize("seed", [2, 9])
+@pytest.mark.parametrize("seed", quick_and_slow([2, 9], [2]))
 def test_random_transformers_forget_nothing(seed):
     learned_by_hat(random_transformer(seed), epochs=3)
 

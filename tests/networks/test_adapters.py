@@ -14,6 +14,7 @@ from hatrack.networks.adapters import Adapter
 from hatrack.seeds import seeded
 from hatrack.tracing.units import Units
 from tests.helpers.learning import OPTIMIZERS, learn, logits
+from tests.helpers.tiers import every_value
 from tests.helpers.toys import toy_tasks
 
 
@@ -140,9 +141,14 @@ def test_units_are_the_rank_channels_alone(kind):
 
 
 @pytest.mark.filterwarnings("ignore:task .* finds under:UserWarning")
-@pytest.mark.parametrize("optimizer", ["kept momentum", "kept adamw with decay"])
-@pytest.mark.parametrize("name", ["hat", "pmask", "independent", "packnet", "lora"])
-@pytest.mark.parametrize("kind", ["convolutions", "transformer", "vit", "gru"])
+@pytest.mark.parametrize(
+    ("kind", "name", "optimizer"),
+    every_value(
+        ["convolutions", "transformer", "vit", "gru"],
+        ["hat", "pmask", "independent", "packnet", "lora"],
+        ["kept momentum", "kept adamw with decay"],
+    ),
+)
 def test_finished_tasks_keep_every_bit(kind, name, optimizer):
     tasks = toy_tasks(3)
     trunk = trained(kind, tasks)
@@ -164,6 +170,7 @@ def test_finished_tasks_keep_every_bit(kind, name, optimizer):
     assert all(torch.equal(state[key], value) for key, value in frozen.items())
 
 
+@pytest.mark.slow
 def test_hat_learns_by_adapters_what_frozen_features_do_not_allow():
     tasks = toy_tasks(3, train=80)
     trunk = trained("convolutions", tasks)

@@ -155,6 +155,7 @@ def test_a_library_that_is_not_there(monkeypatch):
         NETWORKS.find("timm:resnet18")((3, 8, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_models_of_transformers_are_trunks(tmp_path):
     library = pytest.importorskip("transformers")

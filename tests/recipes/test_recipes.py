@@ -21,6 +21,12 @@ from tests.recipes.toys import PART
 RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
 
 
+@pytest.fixture(scope="module")
+def records():
+    """Those of the project, which take a second to read."""
+    return read_records(RESULTS)
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_consistent(name):
     recipe = RECIPES[name]
@@ -74,9 +80,8 @@ def test_published_numbers_of_table_1_and_2():
     }  # fmt: skip
 
 
-def test_the_records_of_the_project_belong_to_rows():
+def test_the_records_of_the_project_belong_to_rows(records):
     """A record that no recipe shows would be left over from a row that was changed."""
-    records = read_records(RESULTS)
     shown = {
         record.name
         for name in RECIPES
@@ -88,9 +93,9 @@ def test_the_records_of_the_project_belong_to_rows():
     assert {path.stem for path in (RESULTS / "records").glob("*.json")} - shown == set()
 
 
-def test_what_differs_from_the_paper_has_a_note():
+def test_what_differs_from_the_paper_has_a_note(records):
     """A number that is not reached stays on the page, with what was tried and what we believe to be the reason."""
-    records, silent = read_records(RESULTS), set()
+    silent = set()
     for name in RECIPES:
         for part in (part for part in RECIPES[name].parts if not part.order_by):
             results = Results(part, records)
@@ -102,8 +107,7 @@ def test_what_differs_from_the_paper_has_a_note():
     assert silent == set()
 
 
-def test_missing_rows_are_priced_by_similar_records():
-    records = read_records(RESULTS)
+def test_missing_rows_are_priced_by_similar_records(records):
     found = missing_rows(RECIPES["hat-2018"].only(("cifar",)), records)
     costs = [item.cost for item in found]
     assert costs == sorted(costs)

@@ -64,6 +64,7 @@ def test_page_runs_nothing(capsys, tmp_path):
     assert not (tmp_path / "records").exists()
 
 
+@pytest.mark.slow
 def test_a_part_runs_once_and_its_page_says_that_it_is_not_the_papers(capsys, tmp_path):
     line = ["reproduce", "pmask", "--quick", "--only", "optimizer", "--out", str(tmp_path), "--device", "cpu"]
     assert main(line) == 0

@@ -364,7 +364,7 @@ def test_a_live_page_renews_itself(browser: Any) -> None:
     first, later = collect([], running=[state]), collect(many(2, 3, 2), running=[{**state, "epoch": 3, "accuracy": 0.625}])
     texts = {"/": render_page(first, live=True), "/data.json": page_json(first)}
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, texts))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     try:
         with Look(browser, f"http://127.0.0.1:{server.server_port}/") as look:
             look.page.get_by_text("50.0 %").wait_for(timeout=10_000)

@@ -15,6 +15,7 @@ from hatrack.networks.mlp import mlp
 from hatrack.training.fit_loop import FitLoop
 from tests.helpers.learning import learn, make
 from tests.helpers.streams import Pairs, streamed, streamed_toys
+from tests.helpers.tiers import every_value
 from tests.helpers.toys import toy_tasks
 
 NOISES = ("torch", "numpy", "python")
@@ -67,8 +68,7 @@ def test_reading_leaves_the_generators_alone():
     assert (before[1] == np.random.get_state()[1]).all()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("stop", [(0, 2), (1, 0), (1, 3)])  # epochs and steps
+@pytest.mark.parametrize(("stop", "workers"), every_value([(0, 2), (1, 0), (1, 3)], [0, 2]))  # epochs and steps
 def test_a_fit_that_was_stopped_goes_on_to_the_same_bits(workers, stop):
     task, regime = streamed(toy_tasks(1, train=100)[0], noise="numpy", workers=workers), Regime(epochs=2, batch=16, lr=0.1)
 
@@ -103,7 +103,9 @@ def test_a_fit_that_was_stopped_goes_on_to_the_same_bits(workers, stop):
     assert whole.result.epochs == again.result.epochs
 
 
-@pytest.mark.parametrize(("engine", "watch"), [("eager", False), ("eager", True), ("compiled", False)])
+@pytest.mark.parametrize(
+    ("engine", "watch"), [("eager", False), ("eager", True), pytest.param("compiled", False, marks=pytest.mark.slow)]
+)
 def test_every_engine_takes_streamed_images(engine, watch):
     found = []
     for task in (toy_tasks(1)[0], streamed_toys(1)[0]):
@@ -225,6 +227,7 @@ class LeftBehind:
         (self.folder / str(os.getpid())).touch()
 
 
+@pytest.mark.slow
 def test_a_worker_frees_nothing_that_it_inherited(tmp_path):
     data = Collecting(torch.rand(160, 3), torch.arange(160) % 2)
     data.targets = data.y.tolist()

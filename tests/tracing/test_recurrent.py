@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from hatrack.tracing.units import Units
 from tests.helpers.nets import Lambda, check_units
 from tests.helpers.recurrent import BY_HAND, CELLS, Steps, cell, rows_of_closed_units
+from tests.helpers.tiers import every_value
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
 KINDS = {"rnn": nn.RNN, "relu": lambda *args, **options: nn.RNN(*args, nonlinearity="relu", **options)}
@@ -46,9 +47,9 @@ def around(layer):
 # Fused layers
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("layers", "bidirectional"), [(1, False), (2, True), (3, False)])
-def test_fused_layers(kind, layers, bidirectional):
+@pytest.mark.parametrize(("depth", "kind"), every_value([(1, False), (2, True), (3, False)], KINDS))
+def test_fused_layers(depth, kind):
+    layers, bidirectional = depth
     bias, first = layers != 3, layers != 2
     layer = KINDS[kind](6, 5, num_layers=layers, bidirectional=bidirectional, bias=bias, batch_first=first)
     units = check_units(around(layer), sequences())
@@ -149,8 +150,7 @@ def test_soft_gates_scale_what_is_read():
 # Whatever a closed unit's weights are, it stays 0
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *CELLS, *BY_HAND])
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize(("poison", "kind"), every_value([torch.nan, torch.inf], [*KINDS, *CELLS, *BY_HAND]))
 def test_a_nan_in_a_closed_unit_reaches_no_other(kind, poison):
     if kind in KINDS:
         trunk = around(KINDS[kind](6, 5, num_layers=2, bidirectional=True))
@@ -234,8 +234,7 @@ def test_packed_sequences():
 # Loops: the same units at every call, and lengths other than that of the example
 
 
-@pytest.mark.parametrize("kind", [*CELLS, *BY_HAND])
-@pytest.mark.parametrize("pool", ["last", "all"])
+@pytest.mark.parametrize(("pool", "kind"), every_value(["last", "all"], [*CELLS, *BY_HAND]))
 def test_loops_of_other_lengths(kind, pool):
     parts = {"before": nn.Linear(4, 6), "steps": Steps(cell(kind, 6, 5), 5), "after": nn.Linear(5, 7)}
     pooled = {"last": lambda x: x[:, -1], "all": lambda x: x.mean(1) + x.amax(1)}[pool]

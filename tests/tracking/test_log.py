@@ -17,7 +17,6 @@ from hatrack.tracking.trackers import make_trackers
 from hatrack.training.checkpoint import Checkpointer
 from tests.helpers.killing import OFTEN, Killed, assert_same, killed_at, spec, to_the_end
 from tests.helpers.learning import make
-from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")
@@ -68,7 +67,8 @@ def test_the_lines_of_a_run_are_its_record(method, tmp_path, kept):
     assert [path.name for path in tmp_path.iterdir()] == [f"{record.name}.json"], "nothing else is left"
 
 
-@pytest.mark.parametrize("method", quick_and_slow(["hat", "packnet", "pathnet"], ["packnet"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["hat", "packnet", "pathnet"])
 @pytest.mark.parametrize("minutes", [OFTEN, 5.0], ids=["saved-often", "saved-per-task"])
 def test_a_run_that_is_killed_many_times_has_the_same_lines(method, minutes, tmp_path, kept, monkeypatch):
     one = spec(method, epochs=3)

@@ -43,6 +43,7 @@ def check(curves, record: Record):
     assert [value for _, value in curves[f"test/{first}"]] == pytest.approx([row[0] for row in record.accuracy], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_a_run_that_was_killed(tmp_path, tensorboard):
     """A real kill of a real process; the same command goes on."""
     how = ("--save-every", "0.002", "--log", "tensorboard")
@@ -61,6 +62,7 @@ def test_tensorboard_reads_a_run_that_was_killed(tmp_path, tensorboard):
     assert int(WORDS[WORDS.index("--epochs") + 1]) * 2 == len(curves["lr"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("minutes", [OFTEN, 5.0])
 def test_tensorboard_reads_a_run_that_was_killed_many_times(minutes, tmp_path, tensorboard, monkeypatch):
     kills = killed_at(monkeypatch, 0.1, seed=5, most=5)

@@ -101,7 +101,7 @@ def test_one_write_is_under_way_at_a_time(tmp_path, monkeypatch):
     assert_same(record, run(one))
 
 
-@pytest.mark.parametrize("save_every", [OFTEN, 5.0])
+@pytest.mark.parametrize("save_every", [OFTEN, pytest.param(5.0, marks=pytest.mark.slow)])
 def test_a_full_disk_ends_the_run_wherever_it_fills_up(save_every, tmp_path, monkeypatch):
     """Also in the last write of a run, for which nothing but the end of the run waits."""
     one, writes = spec("sgd", epochs=1, batch=900), 0

@@ -66,6 +66,7 @@ def test_scores_below_zero_are_kept_in_a_state(tmp_path, monkeypatch):
     assert len(kills) > 1
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on(tmp_path, capsys):
     """SIGKILL while it writes; a second process is kept out while it lives, and takes over when it is dead."""
     out = tmp_path / "killed"

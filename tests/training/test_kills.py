@@ -21,7 +21,7 @@ from hatrack.experiments.run import stopped_runs
 from hatrack.files.atomic import write
 from hatrack.training.checkpoint import Checkpointer
 from tests.helpers.killing import assert_same, spec
-from tests.helpers.tiers import cases, quick_and_slow
+from tests.helpers.tiers import cases
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["torch._dynamo", "pytest", "tests.training.test_kills"])
@@ -133,7 +133,8 @@ def assert_goes_on(one: Run, out: Path, whole: Record) -> None:
     assert [path.name for path in out.iterdir()] == [f"{one.name}.json"], "nothing else is left"
 
 
-@pytest.mark.parametrize("method", quick_and_slow(CHOSEN, ["hat"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", CHOSEN)
 def test_a_kill_at_a_random_moment(method, tmp_path):
     one = spec(method, batch=100)
     whole, seconds = whole_run(one, tmp_path / "whole")

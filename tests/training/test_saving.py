@@ -61,7 +61,7 @@ def saved(name, path, tasks, count=2, **how):
 
 
 @every_method
-@pytest.mark.parametrize("heads", ["multi", "shared"])
+@pytest.mark.parametrize("heads", ["multi", pytest.param("shared", marks=pytest.mark.slow)])
 def test_loaded_it_answers_and_learns_as_before(name, heads, path):
     if heads == "shared" and name in MULTI_ONLY:
         return
@@ -90,6 +90,7 @@ def test_loaded_it_answers_and_learns_as_before(name, heads, path):
     assert len(third.digests) == (3 if name in ISOLATED else 0)
 
 
+@pytest.mark.slow
 def test_a_new_process_gives_the_same_bits(path, tmp_path):
     tasks = toy_tasks(2)
     expected = torch.cat([logits(saved("hat", path, tasks), task) for task in tasks])

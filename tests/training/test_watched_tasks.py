@@ -6,18 +6,19 @@ import json
 import pytest
 import torch
 
-from hatrack import Record, Regime, Trainer, evaluate, run
+from hatrack import METHODS, Record, Regime, Trainer, evaluate, run
 from hatrack.__main__ import main
 from hatrack.training.trainer import FitLoop
 from tests.helpers.killing import OFTEN, assert_same, killed_at, spec, to_the_end
-from tests.helpers.learning import UNTRAINED, every_method, learn, make
+from tests.helpers.learning import UNTRAINED, learn, make
 from tests.helpers.runs import small
+from tests.helpers.tiers import QUICK, quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")
 
 
-@every_method
+@pytest.mark.parametrize("name", quick_and_slow(METHODS, (*QUICK, "er", "packnet", "pnn")))
 def test_watching_changes_nothing_of_what_is_learned(name):
     tasks = toy_tasks(3)
     states = []
@@ -70,7 +71,7 @@ def test_the_record_holds_every_epoch_and_the_same_results(tmp_path):
     assert all("watched" not in curve for curve in json.loads((tmp_path / f"{plain.name}.json").read_text())["curves"])
 
 
-@pytest.mark.parametrize("method", ["hat", "imm-mode", "pathnet"])
+@pytest.mark.parametrize("method", quick_and_slow(["hat", "imm-mode", "pathnet"], ["hat", "imm-mode"]))
 def test_killed_anywhere_it_goes_on_to_the_same_record(method, tmp_path, monkeypatch):
     one = dataclasses.replace(spec(method), watch_tasks=True)
     whole = run(one)

@@ -24,7 +24,7 @@ def served(tmp_path):
     save(tmp_path, [make("sgd", 0), make("hat", 0)])
     write(tmp_path, "run", about(layers={"2": "linear 1, 50 units"}), *(epoch(0, k, 0.5 + 0.04 * k) for k in range(4)))
     server = make_server(tmp_path, 0)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     yield server.address
     server.shutdown()
     server.server_close()

@@ -26,7 +26,7 @@ from tests.helpers.tiers import cases
 def served(tmp_path):
     """A server of an empty folder; and a function that asks it."""
     server = make_server(tmp_path, 0)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     port = server.server_address[1]
 
     def ask(path="/", method="GET", **headers):
@@ -148,7 +148,7 @@ def watch_load(ask, folder, seconds):
     return written, seen
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [1, pytest.param(60, marks=pytest.mark.slow)])
 def test_an_epoch_every_ten_milliseconds_and_two_browsers(seconds, served, tmp_path):
     written, seen = watch_load(served, tmp_path, seconds)
     assert written > 20 * seconds
@@ -200,6 +200,7 @@ def poll_until(ask, stop, found):
 # The command
 
 
+@pytest.mark.slow
 def test_watch_from_the_command_line(tmp_path):
     """It says where, serves, and ends with Ctrl-C and exit code 0."""
     save(tmp_path, [make("sgd", 0)])
