@@ -105,7 +105,7 @@ NOTES = {
     "si": "The authors' code takes the gradient of the whole loss, with the penalty, for the path integral; here it is "
     "that of the plain loss, as in SI's paper.",
     "lwf": "In `domain`, five seeds lie between 73 and 87 %, by the order of the digits. Why all methods but `joint` are "
-    "higher than published in `domain`, though they agree in `class`, is not known.",
+    "higher than published in `domain`, though they are near it in `class`, is not known.",
 }
 
 

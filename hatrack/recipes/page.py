@@ -24,7 +24,13 @@ from hatrack.reporting.templating import plain_page, templates
 from hatrack.reporting.words import run_command
 
 TEMPLATES = Path(__file__).with_name("templates")
-CLASSES = {"agrees": "agrees", "higher": "differs", "lower": "differs", NOT_RUN: "open"}  # of cells, by what stands in them
+CLASSES = {
+    "agrees": "agrees",
+    "close": "agrees",
+    "higher": "differs",
+    "lower": "differs",
+    NOT_RUN: "open",
+}  # of cells, by what stands in them
 PUBLISHED = ": published"  # ends the head of the first of four columns about one quantity
 HOLDS = {True: "holds", False: "does not hold", None: "not known yet: a row is missing"}
 
@@ -112,7 +118,7 @@ def count_verdicts(sections: Sequence[Section]) -> Count:
     return Count(
         sum(len(section.part.rows) for section in sections),
         sum(section.done for section in sections),
-        {verdict: cells.count(verdict) for verdict in ("agrees", "higher", "lower")},
+        {verdict: cells.count(verdict) for verdict in ("agrees", "close", "higher", "lower")},
         *(words.count(HOLDS[answer]) for answer in (True, False, None)),
     )
 

@@ -18,7 +18,7 @@ from hatrack.reporting.compression import draw_sizes, points
 from hatrack.reporting.drawing import MUTED, PALETTE, STYLE, TEXT, Drawing, LineStyle, line_style, render, task_colours
 from hatrack.reporting.figures import draw_lines
 from hatrack.reporting.flatness import draw_flatness
-from hatrack.reporting.looks import Look, variants
+from hatrack.reporting.looks import DASHES, METHOD_LOOKS, Look, variants
 
 
 def draw(plot: Plot, results: Results, name: str) -> Drawing | None:
@@ -62,19 +62,17 @@ def _ratio_values(results: Results) -> dict[str, list[Matrix]]:
 
 
 def _lines(results: Results, values: Mapping[str, list[Matrix]], title: str, least: float) -> Figure | None:
-    found = {label: _known(group) for label, group in values.items() if group and np.isfinite(group).any()}
+    found = {label: fullest(group) for label, group in values.items() if group and np.isfinite(group).any()}
     if not found:
         return None
-    return draw_lines(found, styles(results), title, least=least)
+    fewer = any(len(group) < len(values[label]) for label, group in found.items())
+    return draw_lines(found, styles(results), title + (", seeds with all references" if fewer else ""), least=least)
 
 
-def _known(group: list[Matrix]) -> list[Matrix]:
-    """Return the lines of all seeds; where some seeds lack values, one line of means over those that have them."""
-    if np.isfinite(group).all():
-        return group
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Mean of empty slice")
-        return [np.nanmean(np.stack(group), axis=0)]
+def fullest(group: list[Matrix]) -> list[Matrix]:
+    """Return the lines of the seeds that have most values, so that every point of a line is a mean over the same seeds."""
+    counts = [int(np.isfinite(line).sum()) for line in group]
+    return [line for line, count in zip(group, counts, strict=True) if count == max(counts)]
 
 
 def styles(results: Results) -> dict[str, LineStyle]:
@@ -83,8 +81,15 @@ def styles(results: Results) -> dict[str, LineStyle]:
 
 
 def row_looks(part: Part) -> dict[str, Look]:
-    """Return the looks of the rows of a part by their labels."""
-    return variants({row.label: row.run.method for row in part.rows})
+    """Return the looks of the rows of a part by their labels: those of their methods, with other dashes if methods share a
+    hue, since markers alone are hard to follow where lines cross."""
+    counts: dict[str, int] = {}
+    found: dict[str, Look] = {}
+    for label, one in variants({row.label: row.run.method for row in part.rows}).items():
+        hue, _ = METHOD_LOOKS.get(part.rows[len(found)].run.method, ("", ""))
+        counts[hue] = counts.get(hue, -1) + 1
+        found[label] = one._replace(dash=list(DASHES)[counts[hue] % len(DASHES)]) if hue else one
+    return found
 
 
 # Accuracy against size
@@ -122,15 +127,20 @@ def sweep(name: str, title: str, option: str, quantity: Quantity, groups: Sequen
     """
 
     def figure(results: Results) -> Figure | None:
-        found = Figure(figsize=(4.8, 3.1), layout="constrained")
+        found = Figure(figsize=(4.8 if len(groups) == 1 else 6.4, 3.1), layout="constrained")
         axes = found.add_subplot()
         axes.set_xscale("log")  # first: it would forget the ticks
         looks = _group_looks(results, groups)
-        some = [_sweep_line(axes, results, group, quantity, look) for group, look in looks.items()]
+        places = 1.04 ** (np.arange(len(looks)) - (len(looks) - 1) / 2)  # beside each other, so that bars do not hide bars
+        some = [
+            _sweep_line(axes, results, group, quantity, look, place)
+            for (group, look), place in zip(looks.items(), places.tolist(), strict=True)
+        ]
         axes.set_xlabel(option)
-        _title(axes, quantity.measure.title.lower() + (", %" if quantity.measure.unit == "%" else ""))
+        title = quantity.measure.title
+        _title(axes, title[:1].lower() + title[1:] + (", %" if quantity.measure.unit == "%" else ""))
         if len(groups) > 1 and max(some, default=0) > 1:
-            axes.legend(frameon=False, fontsize=10)
+            axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
         return found if max(some, default=0) > 1 else None  # one point is no sweep
 
     return Plot(name, title, figure)
@@ -146,15 +156,15 @@ def _group_looks(results: Results, groups: Sequence[str]) -> dict[str, LineStyle
     return {group: line_style(one) for group, one in variants(methods).items()}
 
 
-def _sweep_line(axes: Axes, results: Results, group: str, quantity: Quantity, look: LineStyle) -> int:
-    """Draw the rows of a group and return how many have a value."""
+def _sweep_line(axes: Axes, results: Results, group: str, quantity: Quantity, look: LineStyle, place: float) -> int:
+    """Draw the rows of a group, at their x times `place`, and return how many have a value."""
     scale = 100 if quantity.measure.unit == "%" else 1
     rows = _group_rows(results, group)
     points = [(row.x, s) for row in rows if (s := results.summary(row.label, quantity))]
     if len(points) > 1:  # one point is no sweep
-        x, found = [float(x or 0) for x, _ in points], [s for _, s in points]
+        x, found = np.array([float(x or 0) for x, _ in points]), [s for _, s in points]
         mean, std = [scale * s.mean for s in found], [scale * (s.std or 0) for s in found]
-        axes.errorbar(x, mean, std, color=look.colour, linestyle=look.line, marker=look.marker, capsize=3,
+        axes.errorbar(place * x, mean, std, color=look.colour, linestyle=look.line, marker=look.marker, capsize=3,
                       label=group.strip(" ,") or None)  # fmt: skip
         axes.set_xticks(x, [f"{value:g}" for value in x], minor=False)
         axes.set_xticks([], minor=True)

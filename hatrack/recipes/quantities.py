@@ -73,6 +73,13 @@ def accuracy_on(task: int, after: int) -> Quantity:
     return Quantity(measure, lambda record, _: _entry(record.accuracy, after - 1, task - 1))
 
 
+def less(first: Quantity, second: Quantity) -> Quantity:
+    """Return the difference of two quantities of a record."""
+    a, b = first.measure, second.measure
+    measure = Measure(f"{a.key}_less_{b.key}", f"{a.title}, less {b.title.lower()}", a.unit, "The difference of the two.")
+    return Quantity(measure, lambda record, references: first.value(record, references) - second.value(record, references))
+
+
 def size_in_use() -> Quantity:
     """Return the share of the weights that the only task of a run uses at the end."""
     return Quantity(SIZE, lambda record, _: size(record))

@@ -62,12 +62,12 @@ class Row:
 
 
 class Comparison(NamedTuple):
-    """What a claim compares: one row with others.
+    """What a claim compares: one row with others, or with a number.
 
     Attributes:
         quantity: by which number.
         label: the row that is said to have more of it, or less.
-        others: the rows that it is compared with.
+        others: the rows that it is compared with; none: it is said to have more than the number `by`.
         by: by how much at least.
         less: whether it is said to have less.
     """
@@ -86,7 +86,7 @@ class Claim:
     Attributes:
         text: the sentence.
         holds: whether it does, by the means of the results; None if a row is missing.
-        compared: what it compares, for a test over seeds; None if it is about one row, or about a number.
+        compared: what it compares, for a test over seeds; None if no such test is known.
     """
 
     text: str
@@ -104,6 +104,11 @@ def below(text: str, quantity: Quantity, label: str, *others: str, by: float = 0
     """Return the claim that a row has less of a quantity than others, by a margin."""
     compared = Comparison(quantity, label, others, by, less=True)
     return Claim(text, lambda results: results.holds(compared), compared)
+
+
+def exceeds(text: str, quantity: Quantity, label: str, number: float) -> Claim:
+    """Return the claim that a row has more of a quantity than a number."""
+    return above(text, quantity, label, by=number)
 
 
 class Grid(NamedTuple):
@@ -132,7 +137,7 @@ class Part:
         text: what the paper does, and what is done otherwise here and why.
         rows: the runs.
         columns: what is shown of each run.
-        tolerance: up to which difference a number agrees with the published one, by the key of the quantity.
+        tolerance: up to which difference a number is close to the published one, by the key of the quantity.
         order_by: the quantity by whose order the approaches are compared with the paper's; None: number by number.
         claims: sentences of the paper that the results bear out or contradict.
         plots: the figures.

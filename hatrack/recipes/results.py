@@ -110,10 +110,10 @@ class Results:
         """Return whether a comparison holds by the means; None if that hangs on a missing row."""
         sign = -1 if compared.less else 1
         first, *rest = (self.mean(label, compared.quantity) for label in (compared.label, *compared.others))
-        known = [value for value in rest if value is not None]
+        known = [value for value in rest if value is not None] if compared.others else [0.0]
         if first is None or not all(sign * first > sign * value + compared.by for value in known):
             return None if first is None else False
-        return True if len(known) == len(rest) else None
+        return True if len(known) >= len(rest) else None
 
     def differences(self, compared: Comparison) -> dict[str, Differences]:
         """Return by how much more than it must a row has (or less, if that is compared), at every seed that both have.
@@ -123,11 +123,12 @@ class Results:
 
         Returns:
             The differences by the label of the other row, in order of the seeds; those that are not finite are left out.
+            From a number they have an empty label.
         """
         sign, own = -1 if compared.less else 1, self._by_seed(compared.label, compared.quantity)
         found = {}
-        for label in compared.others:
-            other = self._by_seed(label, compared.quantity)
+        for label in compared.others or ("",):
+            other = self._by_seed(label, compared.quantity) if label else dict.fromkeys(own, 0.0)
             both = [sign * (own[seed] - other[seed]) - compared.by for seed in sorted(own.keys() & other.keys())]
             found[label] = np.array([value for value in both if math.isfinite(value)], dtype=np.float64)
         return found

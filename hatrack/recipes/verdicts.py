@@ -10,10 +10,11 @@ from hatrack.reporting.measures import MeanStd
 NOT_RUN, NOT_PUBLISHED = "not run yet", "—"
 RULE = (
     "A number agrees with the published one if they differ by no more than two standard errors of the difference, a rough "
-    "measure with few seeds, or by no more than the tolerance of the table. Where one side has no standard deviation, that "
-    "of the other is taken for both. A claim holds or not by the means in the tables. Beside it is the p-value of Student's "
-    "paired test over the n seeds that two rows share, corrected after Holm if a row is compared with several: the largest "
-    "if the claim holds, else the smallest of those against it."
+    "measure with few seeds; it is close if they differ by more, but by no more than the tolerance of the table. Where one "
+    "side has no standard deviation, that of the other is taken for both. A claim holds or not by the means in the tables. "
+    "Beside it is the p-value of Student's test: paired over the n seeds that two rows share, or of a row against a number; "
+    "corrected after Holm if a row is compared with several: the largest if the claim holds, else the smallest of those "
+    "against it."
 )
 NO_TEST = "—"
 
@@ -24,18 +25,20 @@ def verdict(ours: MeanStd | None, published: Published | None, tolerance: float 
     Args:
         ours: mean and standard deviation over our seeds; None if there is no record.
         published: the paper's; None if it gives none.
-        tolerance: a difference that is no difference.
+        tolerance: a difference that is close enough, even if it is more than chance.
 
     Returns:
-        "agrees", "higher", "lower", or why there is no verdict.
+        "agrees", "close", "higher", "lower", or why there is no verdict.
     """
     if ours is None:
         return NOT_RUN
     if published is None:
         return NOT_PUBLISHED
     difference = ours.mean - published.mean
-    if abs(difference) <= max(tolerance, 2 * standard_error(ours, published)) + 1e-12:
+    if abs(difference) <= 2 * standard_error(ours, published) + 1e-12:
         return "agrees"
+    if abs(difference) <= tolerance + 1e-12:
+        return "close"
     return "higher" if difference > 0 else "lower"
 
 
@@ -63,9 +66,11 @@ def sureness(results: Results, claim: Claim) -> str:
     counts = [len(found[k]) for k in deciding]
     tested = [k for k, values in enumerate(found) if len(values) >= FEWEST]
     ps = dict(zip(tested, holm([t_test(found[k]) for k in tested]), strict=True))
-    if (answer and min(counts) < FEWEST) or not ps.keys() & deciding:
+    if not ps.keys() & deciding:
         return f"too few seeds to test (n = {min(counts, default=0)})"
-    k = max(deciding, key=ps.__getitem__) if answer else min(ps.keys() & deciding, key=ps.__getitem__)
+    k = (max if answer else min)(ps.keys() & deciding, key=ps.__getitem__)
+    if answer and min(counts) < FEWEST and ps[k] < LEVEL:  # what was not tested may still be chance; what is known to be, is
+        return f"too few seeds to test (n = {min(counts)})"
     p = ps[k] if (found[k].mean() > 0) == answer else 1.0  # seeds that only one row has may turn a mean
     said = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
     return f"{said} (n = {len(found[k])})" + ("" if p < LEVEL else ": may be chance")

@@ -26,7 +26,7 @@ from hatrack.reporting.svg import page_svg
 from hatrack.reporting.tables import Setting
 from hatrack.text import is_percent, shorten
 
-MAX_LETTERS = 26  # of a name beside a line
+MAX_LETTERS = 36  # of a name beside a line
 MAX_TASKS = 20  # in a matrix; of a longer sequence, evenly spaced tasks are shown
 
 

@@ -1,14 +1,18 @@
 """Residual networks: the papers' numbers of parameters, shapes of layers, and every block against plain operations."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hatrack import METHODS, NETWORKS, Network, Regime, Trainer, evaluate
+from dev import plain_cifar100
+from hatrack import METHODS, NETWORKS, Network, Regime, Task, Trainer, evaluate
 from hatrack.__main__ import main
 from hatrack.experiments.record import Record
+from hatrack.methods.method import Method
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.networks.resnet import AuthorsBlock, BasicBlock, Bottleneck, resnet18, resnet34, resnet50
 from hatrack.seeds import seeded
@@ -230,3 +234,47 @@ def test_options_on_the_command_line(tmp_path):
     assert main([*words, "--network", "resnet18", "--width", "2", "--block", "authors", "--dropout", "0.1"]) == 0
     (path,) = tmp_path.glob("*.json")
     assert Record.load(path).spec.network_options == {"width": 2, "dropout": 0.1, "block": "authors"}
+
+
+def test_a_head_per_task_is_one_masked_head_of_all_classes():
+    """Steps of the library on the network of 004 are those of a loop without it, whose one head masks other tasks."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8), np.arange(40) % 5
+    tasks = [Task.from_arrays(t, f"t{t}", x, y, x[:10], y[:10], mean=0.0, std=1.0, valid=0.0) for t in (0, 1)]
+    net, plain = Network(resnet18(IMAGE, width=20, block="authors"), tasks=tasks), plain_cifar100.network()
+    for own, other in zip(net.trunk.parameters(), plain[:-1].parameters(), strict=True):
+        other.data.copy_(own.data)
+    for task in (0, 1):
+        rows = slice(5 * task, 5 * task + 5)
+        plain[-1].weight.data[rows] = net.heads[task].weight.data
+        plain[-1].bias.data[rows] = net.heads[task].bias.data
+    seen = []
+
+    class Watched(Method):
+        def loss(self, batch):
+            found = super().loss(batch)
+            seen.append((batch.x.clone(), batch.y.clone(), found.item()))
+            return found
+
+    regime = Regime(epochs=1, batch=10, lr=0.01, optimizer="momentum", momentum=0.8)
+    method, fit = Watched(net), Trainer(regime, engine="eager")
+    for task in tasks:
+        method.learn(task, fit)
+    assert len(seen) == 8
+
+    def losses(momentum):
+        copy, found = deepcopy(plain), []
+        for step, (images, labels, _) in enumerate(seen):
+            if step in (0, 4):  # a task begins
+                optimizer = torch.optim.SGD(copy.parameters(), lr=0.01, momentum=momentum)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(plain_cifar100.masked(copy(images), step // 4), labels + 5 * (step // 4))
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    first = [loss for _, _, loss in seen[:5]]  # later on, rounding flips a ReLU, and the two part
+    assert losses(0.8)[:5] == pytest.approx(first, rel=1e-5)
+    assert losses(0.5)[:5] != pytest.approx(first, rel=1e-3)

@@ -5,10 +5,12 @@ import io
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from hatrack.recipes import RECIPES
 from hatrack.recipes.page import csv_text, head_groups, main_table, write_page
-from hatrack.recipes.plots import ratio_lines, row_looks, sweep
+from hatrack.recipes.plots import fullest, ratio_lines, row_looks, sweep
 from hatrack.recipes.quantities import summary
 from hatrack.recipes.recipe import Recipe
 from hatrack.recipes.results import Records, Results, index
@@ -87,6 +89,34 @@ def test_several_rows_of_a_method_are_told_apart():
     found = row_looks(replace(PART, rows=(*PART.rows, replace(PART.rows[0], label="HAT, again"))))
     assert found["HAT"] == look("hat")
     assert found["HAT, again"] == look("hat", 1)
+
+
+def test_methods_of_one_hue_have_other_dashes():
+    (part,) = RECIPES["regimes"].only(("cifar100",))
+    looks = row_looks(part)
+    for pair in (("naive SGD", "stable SGD"), ("A-GEM", "ER")):
+        first, second = (looks[label] for label in pair)
+        assert first.colour == second.colour
+        assert first.dash != second.dash
+
+
+def test_every_point_of_a_line_is_a_mean_over_the_same_seeds():
+    full, short = np.array([-0.1, -0.2]), np.array([np.nan, -0.8])
+    (line,) = fullest([full, short, short])
+    assert line is full  # not a jump to -0.6 at the last point
+    assert len(fullest([full, full])) == 2
+    assert len(fullest([short, short])) == 2
+
+
+def test_a_sweep_keeps_names_and_bars_apart(records):
+    rows = [replace(row, label=f"{row.label}, {x}", x=x) for row in PART.rows[:2] for x in (1, 2)]
+    quantity = summary("forgetting_mirzadeh")
+    part = replace(PART, rows=tuple(rows))
+    (axes,) = sweep("sweep", "title", "x", quantity, ("HAT", "SGD")).draw(Results(part, records)).axes
+    assert axes.get_title("left") == "forgetting (Mirzadeh et al. 2020)"
+    first, second = (container.lines[0].get_xdata() for container in axes.containers)
+    assert not set(first) & set(second)
+    assert list(axes.get_xticks()) == [1, 2]
 
 
 def test_columns_of_a_quantity_have_one_head():

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from hatrack.recipes.quantities import accuracy_on, epochs_to, largest_loss, lowest_accuracy, ratio
-from hatrack.recipes.recipe import Claim, Published, above, below
+from hatrack.recipes.quantities import accuracy_on, epochs_to, largest_loss, less, lowest_accuracy, ratio
+from hatrack.recipes.recipe import Claim, Published, above, below, exceeds
 from hatrack.recipes.results import Results, index, rank_correlation
 from hatrack.recipes.verdicts import order, sureness, verdict
 from hatrack.reporting.measures import MeanStd
@@ -119,11 +119,36 @@ def test_a_claim_without_seeds_is_not_tested():
     assert sureness(found, Claim("", lambda r: True)) == "—"
 
 
+def test_a_claim_about_a_number_is_tested_over_seeds():
+    found = at_seeds(hat=[0.89, 0.91, 0.898], sgd=[0.70, 0.71, 0.72], ewc=[0.9])
+    near = exceeds("", ACCURACY, "HAT", 0.9)
+    assert near.holds(found) is False  # the mean is 0.8993, which says nothing at three seeds
+    p = ttest_1samp([-0.01, 0.01, -0.002], 0).pvalue
+    assert sureness(found, near) == f"p = {p:.2f} (n = 3): may be chance"
+    clear = exceeds("", ACCURACY, "SGD", 0.5)
+    assert clear.holds(found) is True
+    assert ttest_1samp([0.20, 0.21, 0.22], 0).pvalue < 0.001
+    assert sureness(found, clear) == "p < 0.001 (n = 3)"
+    one = exceeds("", ACCURACY, "EWC", 0.9)
+    assert one.holds(found) is False
+    assert sureness(found, one) == "too few seeds to test (n = 1)"
+    assert exceeds("", ACCURACY, "EWC", 0.9).holds(at_seeds(hat=[0.5])) is None
+
+
+def test_a_claim_with_a_row_of_few_seeds_may_be_known_to_be_chance():
+    found = at_seeds(hat=[0.80, 0.82, 0.84], sgd=[0.79, 0.83, 0.81], ewc=[0.60])
+    p = ttest_1samp([0.01, -0.01, 0.03], 0).pvalue  # against SGD; EWC has one seed
+    assert sureness(found, above("", ACCURACY, "HAT", "SGD", "EWC")) == f"p = {p:.2f} (n = 3): may be chance"
+    sure = at_seeds(hat=[0.80, 0.82, 0.84], sgd=[0.70, 0.70, 0.70], ewc=[0.60])
+    assert sureness(sure, above("", ACCURACY, "HAT", "SGD", "EWC")) == "too few seeds to test (n = 1)"
+
+
 def test_quantities_by_hand(results):
     record, none = results.records("SGD")[0], results.references("SGD", 0)
     assert accuracy_on(1, 2).value(record, none) == 0.50
     assert math.isnan(accuracy_on(1, 3).value(record, none))
     assert lowest_accuracy().value(record, none) == 0.50
+    assert less(accuracy_on(2, 2), accuracy_on(1, 2)).value(record, none) == record.accuracy[1][1] - 0.50
     assert largest_loss().value(record, none) == pytest.approx(0.50)  # of task 1 after task 2
     assert largest_loss().value(replace(record, loss=[[0.1, 0.2], [None, 0.2]]), none) == math.inf
     assert epochs_to(0.7, 2).value(record, none) == 2
@@ -135,7 +160,10 @@ def test_quantities_by_hand(results):
     [
         (None, Published(0.5), 0.0, "not run yet"),
         (MeanStd(0.5, None, 1), None, 0.0, "—"),
-        (MeanStd(0.503, None, 1), Published(0.5), 0.003, "agrees"),
+        (MeanStd(0.5, None, 1), Published(0.5), 0.0, "agrees"),
+        (MeanStd(0.503, None, 1), Published(0.5), 0.003, "close"),
+        (MeanStd(0.48, 0.001, 4), Published(0.5, 0.002, 4), 0.02, "close"),  # 2 standard errors are 0.0022
+        (MeanStd(0.479, 0.001, 4), Published(0.5, 0.002, 4), 0.02, "lower"),
         (MeanStd(0.504, None, 1), Published(0.5), 0.003, "higher"),
         (MeanStd(0.48, 0.01, 4), Published(0.5, 0.02, 4), 0.0, "agrees"),  # 2 sqrt(0.01^2 / 4 + 0.02^2 / 4) = 0.0224
         (MeanStd(0.477, 0.01, 4), Published(0.5, 0.02, 4), 0.0, "lower"),
