@@ -100,7 +100,10 @@ class StackedSteps:
             return
         fills = {id(padding.tensor): padding.fill for padding in paddings}
         assert stack is not None
-        self.member = stack.join(tensors, self.split.x, fills)
+        try:
+            self.member = stack.join(tensors, self.split.x, fills)
+        finally:
+            self._drop_if_empty(stack)
 
     def _enter(self, member: Member) -> None:
         """Hand the lane over to the stack; at the beginning of an epoch, with the list of its examples."""
@@ -143,9 +146,14 @@ class StackedSteps:
 
     def _leave(self, member: Member) -> None:
         """Leave the stack."""
-        stack, stacks = member.stack, stacking()
         self.flush()
-        stack.leave(member)
-        if not stack.members and stacks is not None and stack in stacks:
-            stacks.remove(stack)  # its memory is free for others
+        member.stack.leave(member)
+        self._drop_if_empty(member.stack)
         self.member = None
+
+    @staticmethod
+    def _drop_if_empty(stack: Stack) -> None:
+        """Free the memory of a stack without runs for others."""
+        stacks = stacking()
+        if not stack.members and stacks is not None and stack in stacks:
+            stacks.remove(stack)

@@ -7,7 +7,7 @@ import torch
 
 from hatrack import Regime, Run, Trainer
 from hatrack.engine import stacked_steps
-from hatrack.engine.interleaving import run_interleaved
+from hatrack.engine.interleaving import run_interleaved, stacking
 from hatrack.engine.stack import Stack
 from hatrack.experiments.parallel import kind_of, run_all
 from hatrack.training.checkpoint import Checkpointer, Stopped, stopping
@@ -91,6 +91,23 @@ def test_seeds_and_rates_make_no_other_kind():
         Run("smnist", "hat", 0, network_options={"widths": (10,)}, **options),
     ]
     assert kind_of(first) not in map(kind_of, others)
+
+
+def test_a_stack_that_nobody_could_join_takes_no_memory(monkeypatch):
+    """Every fit of DEN made one, as large as all its places together, which stayed until the command ended."""
+
+    def refuse(*_):
+        raise RuntimeError("tensors of the step share their memory")
+
+    def learn(seed):
+        method, tasks, fit = maker("sgd")(seed)
+        method.learn(tasks[0], fit)
+        return len(stacking())
+
+    monkeypatch.setattr(Stack, "_shared", refuse)
+    with pytest.warns(UserWarning, match="share their memory"):
+        left = run_interleaved([lambda s=s: learn(s) for s in range(2)], CPU, 2, stack=True)
+    assert left == [0, 0]
 
 
 def test_after_a_step_that_fails_nobody_goes_on_from_what_it_left(monkeypatch):
