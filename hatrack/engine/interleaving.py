@@ -8,8 +8,8 @@ alone.
 
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
@@ -35,7 +35,7 @@ class _Waiting(NamedTuple):
 class _Scheduler:
     """Lets one thread run at a time, first come first served."""
 
-    def __init__(self, device: torch.device, workers: int, runs: int, lanes: int) -> None:
+    def __init__(self, device: torch.device, workers: int, runs: int, kinds: Sequence[Hashable]) -> None:
         self.generator: torch.Generator | None = None
         if device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]  # makes the generators
@@ -44,8 +44,8 @@ class _Scheduler:
         self.waiting: deque[threading.Semaphore] = deque()
         self.busy = False
         self.workers, self.left = workers, runs  # how many runs are under way at a time, and how many have not ended
-        self.lanes = lanes  # how many of them are stacked: see engine/stack.py; 0: none
-        self.stacks: dict[str, Any] = {}  # by the key of their form
+        self.kinds = Counter(kinds)  # how many runs that have not ended there are of each kind; none if none are stacked
+        self.stacks: list[Any] = []  # see engine/stack.py
         self.together: deque[_Waiting] = deque()  # the runs that wait for a stacked step
         self.apart = 0  # how many runs have a fit under way that is not stacked
 
@@ -92,9 +92,9 @@ class _ScheduledRun:
     other runs are.
     """
 
-    def __init__(self, scheduler: _Scheduler, cpu: torch.Tensor, gpu: torch.Generator | None) -> None:
+    def __init__(self, scheduler: _Scheduler, cpu: torch.Tensor, gpu: torch.Generator | None, kind: Hashable = None) -> None:
         scheduler.acquire()
-        self.scheduler, self.steps, self.cpu, self.gpu = scheduler, 0, cpu, gpu
+        self.scheduler, self.steps, self.cpu, self.gpu, self.kind = scheduler, 0, cpu, gpu, kind
         if scheduler.generator is not None and gpu is not None:
             scheduler.generator.graphsafe_set_state(gpu)
             self.gpu = scheduler.generator.clone_state()
@@ -138,20 +138,21 @@ class _ScheduledRun:
     def end(self) -> None:
         """Let others continue for good."""
         self.scheduler.left -= 1
+        self.scheduler.kinds[self.kind] -= 1
         self.scheduler.wake_driver()
         self.pause()
 
 
-def stacking() -> dict[str, Any] | None:
+def stacking() -> list[Any] | None:
     """Return the stacks of the runs that are stacked with this one; None if this thread is no such run."""
     run: _ScheduledRun | None = getattr(_thread, "run", None)
-    return run.scheduler.stacks if run is not None and run.scheduler.lanes else None
+    return run.scheduler.stacks if run is not None and run.scheduler.kinds else None
 
 
 def lane_count() -> int:
-    """Return how many runs are stacked with this one, itself included."""
+    """Return how many runs of this one's kind may be under way together from now on, itself included."""
     run: _ScheduledRun = _thread.run
-    return run.scheduler.lanes
+    return max(1, min(run.scheduler.workers, run.scheduler.kinds[run.kind]))
 
 
 def wait_together(done: Callable[[], bool], drive: Callable[[], None]) -> None:
@@ -211,7 +212,14 @@ def others_run() -> Iterator[None]:
         run.resume()
 
 
-def run_interleaved(runs: Sequence[Callable[[], T]], device: torch.device, workers: int, *, stack: bool = False) -> list[T]:
+def run_interleaved(
+    runs: Sequence[Callable[[], T]],
+    device: torch.device,
+    workers: int,
+    *,
+    stack: bool = False,
+    kinds: Sequence[Hashable] | None = None,
+) -> list[T]:
     """Execute several runs that share a GPU, or a CPU. After an error in one of them no other is started.
 
     Args:
@@ -219,20 +227,23 @@ def run_interleaved(runs: Sequence[Callable[[], T]], device: torch.device, worke
         device: the GPU or the CPU.
         workers: how many runs are under way at a time.
         stack: do the steps of runs that have the same form as one step.
+        kinds: of each run what it has in common with those whose steps are likely to have the same form: a stack has a
+            place for each of them. None: all runs are of one kind.
 
     Returns:
         Their results, in order. The first error is raised when all runs that were under way have ended.
     """
     workers = min(workers, len(runs))
-    scheduler = _Scheduler(device, workers, len(runs), workers if stack else 0)
+    kinds = [""] * len(runs) if kinds is None else kinds
+    scheduler = _Scheduler(device, workers, len(runs), kinds if stack else ())
     generator = scheduler.generator
     outside = torch.get_rng_state(), None if generator is None else generator.graphsafe_get_state()
     if generator is not None:
         torch.cuda.synchronize(device)
     errors: list[BaseException] = []
 
-    def execute(run: Callable[[], T]) -> T:
-        _thread.run = _ScheduledRun(scheduler, *outside)
+    def execute(run: Callable[[], T], kind: Hashable) -> T:
+        _thread.run = _ScheduledRun(scheduler, *outside, kind)
         try:
             if errors:
                 raise RuntimeError("another run failed")
@@ -247,7 +258,7 @@ def run_interleaved(runs: Sequence[Callable[[], T]], device: torch.device, worke
 
     try:
         with ThreadPoolExecutor(workers) as pool:
-            futures = [pool.submit(execute, run) for run in runs]
+            futures = [pool.submit(execute, run, kind) for run, kind in zip(runs, kinds, strict=True)]
             wait(futures)
         if errors:
             raise errors[0]

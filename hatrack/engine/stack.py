@@ -55,7 +55,8 @@ class Stack:
         self.form, self.record, self.device = form, record, inputs[0].device
         self.members: dict[int, Member] = {}
         gpu = self.device.type == "cuda"
-        self.stream = torch.cuda.Stream(self.device) if gpu else None  # type: ignore[no-untyped-call]
+        # Torch has 32 streams of each priority and hands them out in turn. What is recorded must not be the stream of a run.
+        self.stream = torch.cuda.Stream(self.device, priority=-1) if gpu else None  # type: ignore[no-untyped-call]
         with self.on_stream():
             self.inputs, self.tensors = ([lane_tensor(t, form.lanes).zero_() for t in ts] for ts in (inputs, tensors))
             self.draws = [lane_tensor(draw.blank(self.device), form.lanes).zero_() for draw in form.draws]
@@ -67,6 +68,7 @@ class Stack:
             self.seeds, self.offsets = torch.zeros_like(self.lanes), torch.zeros_like(self.lanes)
         self.generators = [torch.Generator(self.device) for _ in range(form.lanes if gpu else 0)]
         self.graph: Any = None
+        self.error: Exception | None = None  # of a step: what it left in the lanes is the state of no run
         self.warm = 0  # how many steps were done since something changed that a recording holds
         self.draws_recorded = gpu  # whether a recording holds the draws as well
 
@@ -84,6 +86,11 @@ class Stack:
         return [rows, *others]
 
     # Members
+
+    @property
+    def has_place(self) -> bool:
+        """Whether another run can join."""
+        return len(self.members) < self.form.lanes and self.error is None
 
     @torch.no_grad()
     def join(self, tensors: Sequence[Tensor], images: Tensor, fills: Mapping[int, float] | None = None) -> Member:
@@ -201,14 +208,18 @@ class Stack:
 
     @torch.no_grad()
     def drive(self) -> None:
-        """Do as many steps as all members wait for."""
+        """Do as many steps as all members wait for. An error of a step is one of all members: it is noted for them."""
         waiting = [member for member in self.members.values() if member.pending]
-        if not waiting:
+        if not waiting or self.error is not None:
             return
         count = min(member.pending for member in waiting)
-        with self.on_stream(), torch.autocast(self.device.type, enabled=False):
-            for _ in range(count):
-                self._step_or_replay()
+        try:
+            with self.on_stream(), torch.autocast(self.device.type, enabled=False):
+                for _ in range(count):
+                    self._step_or_replay()
+        except Exception as error:
+            self.error = error
+            return
         for member in waiting:
             member.pending -= count
             member.done += count

@@ -13,6 +13,7 @@ from hatrack.tasks.batches import split_batches
 from hatrack.tasks.split import Split
 
 AHEAD = 16  # steps of a run that may wait to be done
+FEW = 8  # places of a stack that are kept even if most of them are empty: they cost less than to make a smaller stack
 
 
 class StackedSteps:
@@ -38,7 +39,15 @@ class StackedSteps:
         self.failed = "images in the host's memory" if split.on_host or split.stream else ""
 
     def begin_epoch(self, order: Tensor, batch: int, first: int) -> None:
-        """Note the order of an epoch's examples and the number of its first batch."""
+        """Note the order of an epoch's examples and the number of its first batch.
+
+        If most runs of the stack have ended, this one goes on in a smaller one: a place without a run costs as much as one
+        with a run.
+        """
+        if self.member is not None:
+            places = self.member.stack.form.lanes
+            if places > FEW and 2 * lane_count() <= places:
+                self._leave(self.member)
         full = [part for part in split_batches(order, batch) if len(part) == self.size]
         self.epoch = torch.stack(full) if full else order.new_zeros(0, self.size), first
 
@@ -74,13 +83,15 @@ class StackedSteps:
         return self.member is not None
 
     def _join(self, inputs: tuple[Tensor, ...], paddings: Sequence[Padding]) -> None:
-        stacks, form = stacking(), None
+        stacks, form, stack = stacking(), None, None
         assert stacks is not None
         try:
             with padded(paddings):
                 form, tensors = find_form(self.step, inputs, lane_count())
-                if form.key not in stacks:
-                    stacks[form.key] = Stack(form, inputs, tensors, record=self.record)
+                stack = next((each for each in stacks if each.form is form and each.has_place), None)
+                if stack is None:  # with more rows, as they are now
+                    stack = Stack(form, inputs, tensors, record=self.record)
+                    stacks.append(stack)
         except Exception:  # a step may need its tensors as they are
             if not paddings or form is not None:
                 raise
@@ -88,7 +99,11 @@ class StackedSteps:
             self._join(inputs, ())
             return
         fills = {id(padding.tensor): padding.fill for padding in paddings}
-        self.member = stacks[form.key].join(tensors, self.split.x, fills)
+        assert stack is not None
+        try:
+            self.member = stack.join(tensors, self.split.x, fills)
+        finally:
+            self._drop_if_empty(stack)
 
     def _enter(self, member: Member) -> None:
         """Hand the lane over to the stack; at the beginning of an epoch, with the list of its examples."""
@@ -106,10 +121,12 @@ class StackedSteps:
         """Wait until the steps are done; when all runs wait, those of all stacks are done."""
 
         def drive() -> None:
-            for stack in list((stacking() or {}).values()):
+            for stack in list(stacking() or ()):
                 stack.drive()
 
-        wait_together(lambda: not member.pending, drive)
+        wait_together(lambda: not member.pending or member.stack.error is not None, drive)
+        if member.pending and member.stack.error is not None:
+            raise RuntimeError(f"a stacked step failed: {member.stack.error}") from member.stack.error
 
     def flush(self) -> None:
         """Wait until all steps are done that were asked for."""
@@ -123,12 +140,20 @@ class StackedSteps:
         if self.apart:
             stand_apart(apart=False)
             self.apart = False
-        if self.member is None:
-            return
-        stack, stacks = self.member.stack, stacking()
-        self.member.pending = 0
+        if self.member is not None:
+            self.member.pending = 0
+            self._leave(self.member)
+
+    def _leave(self, member: Member) -> None:
+        """Leave the stack."""
         self.flush()
-        stack.leave(self.member)
-        if not stack.members and stacks is not None:
-            stacks.pop(stack.form.key, None)  # its memory is free for others
+        member.stack.leave(member)
+        self._drop_if_empty(member.stack)
         self.member = None
+
+    @staticmethod
+    def _drop_if_empty(stack: Stack) -> None:
+        """Free the memory of a stack without runs for others."""
+        stacks = stacking()
+        if not stack.members and stacks is not None and stack in stacks:
+            stacks.remove(stack)

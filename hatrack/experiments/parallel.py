@@ -1,5 +1,6 @@
 """Several runs, in sequence or in parallel: on a CPU in worker processes, on a GPU in threads with a stream each."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -69,7 +70,8 @@ def run_all(
     names = [spec.name for spec in runs]
     todo, found = dict(zip(names, runs, strict=True)), dict[str, Outcome]()
     again_for_models = again or keep_model or keep_each  # at most
-    workers = min(parallel, sum(again_for_models or not folder_of(spec, out).done for spec in todo.values()))
+    kinds = [kind_of(spec) if again_for_models or not folder_of(spec, out).done else None for spec in todo.values()]
+    workers = min(parallel, sum(kind is not None for kind in kinds))
     with stop_by_signal(), Display(len(todo), workers) as display:
         work = [
             partial(_one, name, spec, {**how, "tuned": notes.get(name)}, display, number, found)
@@ -81,7 +83,7 @@ def run_all(
                     item()
             elif stack or torch.device(device).type == "cuda":
                 with precision_scope(precision, torch.device(device)):  # until the last is done: it holds for all threads
-                    _in_threads(work, torch.device(device), workers, stack=stack)
+                    _in_threads(work, torch.device(device), workers, kinds if stack else None)
             else:
                 WorkerPool(todo, how, display, found, notes).run(workers)
         except Stopped as error:
@@ -119,8 +121,16 @@ def _one(name: str, spec: Run, how: Mapping[str, Any], display: Display, number:
     display.show(number, 1.0, "")
 
 
-def _in_threads(work: Sequence[Callable[[], None]], device: torch.device, workers: int, *, stack: bool = False) -> None:
-    """Carry out runs in parallel in one process. If one fails, the others save and stop."""
+def kind_of(spec: Run) -> str:
+    """Return what runs have in common whose steps are likely to have the same operations and shapes."""
+    rest = {key: value for key, value in spec.spec.items() if key != "seed"}
+    return json.dumps({**rest, "regime": [spec.regime.batch, spec.regime.optimizer]}, sort_keys=True)
+
+
+def _in_threads(
+    work: Sequence[Callable[[], None]], device: torch.device, workers: int, kinds: Sequence[str | None] | None = None
+) -> None:
+    """Carry out runs in parallel in one process, stacked if kinds are given. If one fails, the others save and stop."""
 
     def or_stop_all(item: Callable[[], None]) -> None:
         try:
@@ -130,7 +140,8 @@ def _in_threads(work: Sequence[Callable[[], None]], device: torch.device, worker
             raise
 
     try:
-        run_interleaved([partial(or_stop_all, item) for item in work], device, workers, stack=stack)
+        runs = [partial(or_stop_all, item) for item in work]
+        run_interleaved(runs, device, workers, stack=kinds is not None, kinds=kinds)
     except Stopped:
         raise
     except BaseException:

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from hatrack._version import __version__
+from hatrack.engine.interleaving import others_run
 from hatrack.files import tensors as tensor_files
 from hatrack.files.atomic import is_plain, make_private
 from hatrack.methods.method import Method
@@ -122,20 +123,36 @@ class Checkpointer:
         metadata = {**metadata, "task": self.task, "fit": self.fit, "saves": self.saves, "ended": ended}
         self._start_write(self._fit_file(self.saves % 2), tensors, metadata, partial(_remove, older))
 
+    def before_epoch(self, loop: "FitLoop") -> None:
+        """Stop if the run was asked to: the first step of a fit may be compiled for a minute.
+
+        A fit that has not begun yet, or goes on within an epoch, is saved already.
+        """
+        if stopping.is_set():
+            self._stop(loop, save=bool(loop.result.epochs) and loop.step_index == 0)
+
     def after_step(self, loop: "FitLoop") -> None:
         """Save if it is time to, or if the run was asked to stop."""
         if stopping.is_set():
-            self.save_fit(loop)
-            self.wait()
-            raise Stopped(f"stopped in task {loop.task.name!r}, epoch {len(loop.result.epochs) + 1}, and saved")
+            self._stop(loop)
         if self.writer.failed or time.monotonic() - self.last > self.seconds:
             self.save_fit(loop)
+
+    def _stop(self, loop: "FitLoop", *, save: bool = True) -> NoReturn:
+        if save:
+            self.save_fit(loop)
+        self.wait()
+        raise Stopped(f"stopped in task {loop.task.name!r}, epoch {len(loop.result.epochs) + 1}, and saved")
 
     # Files
 
     def wait(self) -> None:
-        """Wait until the last state is on the disk; raise a ValueError if it can't be written."""
-        self.writer.wait()
+        """Wait until the last state is on the disk; raise a ValueError if it can't be written.
+
+        Runs beside this one go on, so that many that are stopped together write their states together.
+        """
+        with others_run():
+            self.writer.wait()
 
     def close(self) -> None:
         """Wait until nothing is being written. An error is dropped: the run has ended for another reason."""

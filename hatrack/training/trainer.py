@@ -261,6 +261,8 @@ class Trainer:
             watched = self._evaluations(method)
             with show_progress(self.progress, task, loop.regime.epochs) as show:
                 while not loop.finished and not ended:
+                    if self.checkpointer:
+                        self.checkpointer.before_epoch(loop)
                     loop.epoch()
                     if watched:
                         loop.result.watched.append([evaluation().accuracy for evaluation in watched])

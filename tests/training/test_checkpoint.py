@@ -1,6 +1,7 @@
 """A run that is stopped anywhere goes on to the same record."""
 
 import json
+import math
 import re
 import shutil
 import signal
@@ -17,6 +18,7 @@ from hatrack.experiments.build import build_tasks
 from hatrack.experiments.run import folder_of, stopped_runs
 from hatrack.files import tensors
 from hatrack.training.checkpoint import FORMAT, Checkpointer, Stopped, stopping
+from hatrack.training.fit_loop import FitLoop
 from speed.checkpoints import timed
 from tests.helpers.killing import OFTEN, Killed, assert_same, here, killed_at, spec, start, to_the_end, wait_for
 from tests.helpers.tiers import quick_and_slow
@@ -244,6 +246,51 @@ def test_a_stop_is_noticed_between_tasks_and_runs_too(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert_same(run(spec("random"), tmp_path), run(spec("random")))
     assert list(tmp_path.iterdir()) == [tmp_path / f"{spec('random').name}.json"]
+
+
+def test_a_stop_is_noticed_before_a_first_step_that_may_have_to_be_compiled(tmp_path, monkeypatch):
+    """Before a fit, between its epochs, and by a run that goes on within an epoch: there its state is saved already, and the
+    generators are not yet where they were."""
+    one, out, steps = spec("hat"), tmp_path / "again", []
+    whole = run(one, tmp_path / "whole")
+    plain = {"epoch": FitLoop.epoch, "_counted_step": FitLoop._counted_step, "next_fit": Checkpointer.next_fit}
+
+    def stopped_in(owner, name, when=1):
+        """How many steps a run does that is asked to stop in this function, when it is called so often."""
+        calls = []
+
+        def asked(*given):
+            calls.append(name)
+            found = plain[name](*given)
+            if len(calls) == when:
+                stopping.set()
+            return found
+
+        before = len(steps)
+        with monkeypatch.context() as patch:
+            patch.setattr(FitLoop, "_counted_step", lambda *given: steps.append(plain["_counted_step"](*given)))
+            if name == "_counted_step":
+                patch.setattr(FitLoop, name, lambda *given: steps.append(asked(*given)))
+            else:
+                patch.setattr(owner, name, asked)
+            try:
+                with pytest.raises(Stopped):
+                    run(one, out)
+            finally:
+                stopping.clear()
+        return len(steps) - before
+
+    assert stopped_in(Checkpointer, "next_fit") == 0
+    assert stopped_in(FitLoop, "_counted_step", when=2) == 2
+    assert stopped_in(Checkpointer, "next_fit") == 0
+    in_epoch = stopped_in(FitLoop, "epoch")
+    assert in_epoch + 2 == one_epoch(one)
+    assert_same(whole, run(one, out))
+
+
+def one_epoch(one):
+    """The number of steps of an epoch of the first task."""
+    return math.ceil(len(build_tasks(one, "cpu")[0].train) / one.regime.batch)
 
 
 def test_resume_takes_all_or_one(stopped, tmp_path, capsys):

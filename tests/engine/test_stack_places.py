@@ -1,0 +1,174 @@
+"""How many places stacks have, which runs take them, and what becomes of them when a step fails or runs are stopped."""
+
+import itertools
+
+import pytest
+import torch
+
+from hatrack import Regime, Run, Trainer
+from hatrack.engine import stacked_steps
+from hatrack.engine.interleaving import run_interleaved, stacking
+from hatrack.engine.stack import Stack
+from hatrack.experiments.parallel import kind_of, run_all
+from hatrack.training.checkpoint import Checkpointer, Stopped, stopping
+from tests.helpers.killing import spec
+from tests.helpers.learning import make
+from tests.helpers.stacking import Learned, assert_close
+from tests.helpers.toys import toy_tasks
+
+CPU = torch.device("cpu")
+REGIME = Regime(epochs=2, batch=16, lr=0.1)
+
+
+def maker(name, regime=REGIME, **how):
+    def build(seed):
+        tasks = toy_tasks(2, seed=seed, **how)
+        return make(name, tasks, seed=seed), tasks, Trainer(regime, seed=seed, engine="eager")
+
+    return build
+
+
+@pytest.fixture
+def driven(monkeypatch):
+    """Of every group of steps that a stack did: its places, and how many of them had a run."""
+    seen = []
+    plain = Stack.drive
+
+    def drive(stack):
+        seen.append((stack.form.lanes, len(stack.members)))
+        plain(stack)
+
+    monkeypatch.setattr(Stack, "drive", drive)
+    return seen
+
+
+def test_a_stack_has_a_place_for_each_run_of_its_kind(driven):
+    """Three methods with two seeds each: no stack has places for the runs of other methods."""
+    names = ["hat", "ewc", "packnet"]
+    runs = [(name, seed) for name in names for seed in (0, 1)]
+    work = [lambda name=name, seed=seed: Learned(maker(name), seed) for name, seed in runs]
+    stacked = run_interleaved(work, CPU, 6, stack=True, kinds=[name for name, _ in runs])
+    assert_close([Learned(maker(name), seed) for name, seed in runs], stacked)
+    assert {places for places, _ in driven} == {2}
+    assert sum(live for _, live in driven) > 0.8 * sum(places for places, _ in driven)
+
+
+def test_two_kinds_with_the_same_step_have_a_stack_each(driven):
+    """Those of the second would find no place in the stack of the first."""
+    runs = [(kind, seed) for kind in "ab" for seed in (0, 1)]
+    work = [lambda seed=seed: Learned(maker("sgd"), seed) for _, seed in runs]
+    stacked = run_interleaved(work, CPU, 4, stack=True, kinds=[kind for kind, _ in runs])
+    assert_close([Learned(maker("sgd"), seed) for _, seed in runs], stacked)
+    assert driven.count((2, 2)) > 0.8 * len(driven)
+
+
+@pytest.mark.parametrize("name", ["hat", "er"])
+def test_the_last_runs_of_a_stack_go_on_in_a_smaller_one(name, driven, monkeypatch):
+    """Four of five end early; the last goes on with the same order of batches, dropout, optimizer and best epoch."""
+    monkeypatch.setattr(stacked_steps, "FEW", 2)
+
+    def build(seed):
+        regime = Regime(epochs=2 if seed else 12, batch=16, optimizer="momentum", lr=0.05, keep_state=True)
+        tasks = toy_tasks(2, seed=seed)
+        return make(name, tasks, seed=seed), tasks[: 1 if seed else 2], Trainer(regime, seed=seed, engine="eager")
+
+    stacked = run_interleaved([lambda s=s: Learned(build, s) for s in range(5)], CPU, 5, stack=True)
+    assert_close([Learned(build, seed) for seed in range(5)], stacked)
+    assert stacked[0].forgets() == (name == "er")
+    assert driven[0] == (5, 5)
+    assert driven[-1] == (1, 1)
+    assert driven.count((5, 1)) < driven.count((1, 1)) / 4
+
+
+def test_seeds_and_rates_make_no_other_kind():
+    options = {"benchmark_options": {"data": "sample"}}
+    first = Run("smnist", "hat", 0, regime=Regime(lr=0.1), **options)
+    assert kind_of(first) == kind_of(Run("smnist", "hat", 1, regime=Regime(lr=0.2, epochs=3), **options))
+    others = [
+        Run("smnist", "sgd", 0, **options),
+        Run("smnist", "hat", 0, regime=Regime(batch=32), **options),
+        Run("smnist", "hat", 0, method_options={"smax": 100.0}, **options),
+        Run("smnist", "hat", 0, network_options={"widths": (10,)}, **options),
+    ]
+    assert kind_of(first) not in map(kind_of, others)
+
+
+def test_a_stack_that_nobody_could_join_takes_no_memory(monkeypatch):
+    """Every fit of DEN made one, as large as all its places together, which stayed until the command ended."""
+
+    def refuse(*_):
+        raise RuntimeError("tensors of the step share their memory")
+
+    def learn(seed):
+        method, tasks, fit = maker("sgd")(seed)
+        method.learn(tasks[0], fit)
+        return len(stacking())
+
+    monkeypatch.setattr(Stack, "_shared", refuse)
+    with pytest.warns(UserWarning, match="share their memory"):
+        left = run_interleaved([lambda s=s: learn(s) for s in range(2)], CPU, 2, stack=True)
+    assert left == [0, 0]
+
+
+def test_after_a_step_that_fails_nobody_goes_on_from_what_it_left(monkeypatch):
+    """Another run would do the steps again from where the failed one stopped, and save the wrong state as its own."""
+    plain, steps = Stack._compute, []
+
+    def compute(stack):
+        steps.append(stack)
+        if len(steps) == 5:
+            raise RuntimeError("Tried to allocate 20.00 GiB")
+        plain(stack)
+
+    monkeypatch.setattr(Stack, "_compute", compute)
+    errors, places = [], []
+
+    def learn(seed):
+        method, tasks, fit = maker("hat")(seed)
+        before = {key: value.clone() for key, value in method.state_dict().items()}
+        try:
+            method.learn(tasks[0], fit)
+        except RuntimeError as error:
+            errors.append(str(error))
+            places.append(all(torch.equal(value, before[key]) for key, value in method.state_dict().items()))
+
+    run_interleaved([lambda s=s: learn(s) for s in range(3)], CPU, 3, stack=True)
+    assert len(errors) == 3
+    assert all("20.00 GiB" in error for error in errors)
+    assert len(steps) == 5
+    assert all(places)
+
+
+def test_stacked_runs_that_are_stopped_go_on_alone_or_beside_others(tmp_path, monkeypatch):
+    """Two methods with two seeds each, asked to stop in the first step and within epochs; in turn all of them stacked, three
+    at a time, and one by one."""
+    runs = [spec(name, seed, batch=100, lr=0.01) for name in ("hat", "packnet") for seed in (0, 1)]
+    whole = run_all(runs, tmp_path / "whole", parallel=8, stack=True, engine="eager")
+    plain, done, asked = Checkpointer.after_step, [], iter((1, 40, 30))
+
+    def after_step(checkpointer, loop):
+        done.append(loop)
+        if len(done) == stop_at:
+            stopping.set()
+        plain(checkpointer, loop)
+
+    monkeypatch.setattr(Checkpointer, "after_step", after_step)
+    ways = itertools.cycle(({"parallel": 8, "stack": True}, {"parallel": 3, "stack": True}, {"parallel": 1}))
+    again, stops = None, 0
+    for way in ways:
+        stop_at = next(asked, 0)
+        done.clear()
+        try:
+            again = run_all(runs, tmp_path / "again", **way, engine="eager")
+            break
+        except Stopped:
+            stops += 1
+    assert stops == 3
+    assert sorted(path.suffix for path in (tmp_path / "again").iterdir()) == [".json"] * len(runs)
+    for one, two in zip(whole, again, strict=True):
+        assert one.costs.steps == two.costs.steps
+        assert one.versions["engine"] == "eager, stacked"
+        for mine, other in zip(one.curves, two.curves, strict=True):
+            losses = [torch.tensor([epoch.loss for epoch in curve.epochs]) for curve in (mine, other)]
+            torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)
+        assert two.loss[0][0] == two.loss[1][0], "nothing is forgotten, bit for bit"
