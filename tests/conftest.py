@@ -1,5 +1,6 @@
 """Fixtures and settings of all tests."""
 
+import gc
 import signal
 import sys
 
@@ -9,7 +10,14 @@ import torch
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background job of a shell; the tests send interrupts
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+gc.disable()  # until all tests are imported: what they import stays, and looking at it again and again took 7 seconds
 torch.set_num_threads(1)  # the networks of the tests are small: threads would only wait for each other
+
+
+def pytest_collection_finish():
+    """Let collections of garbage leave out what was imported, torch and thousands of tests: each took half a second."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

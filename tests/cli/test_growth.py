@@ -74,6 +74,7 @@ def test_flatness_refuses_widths_that_differ(grown, capsys):
     assert "grows" in line
 
 
+@pytest.mark.slow
 def test_an_extension_is_the_longer_run(grown, tmp_path):
     method, record = grown
     whole = spec(method, 5)

@@ -53,6 +53,7 @@ def test_a_worker_gives_the_record_of_this_process():
     assert "files" in kinds
 
 
+@pytest.mark.slow
 def test_a_later_attempt_goes_on_from_what_an_earlier_one_sent(monkeypatch, tmp_path):
     """The first attempt is lost after it has learned a task. The second one asks for the states and does not begin anew."""
     spec, mailbox, begun = small("hat", regime=Regime(epochs=3, batch=100)), Mailbox(), []

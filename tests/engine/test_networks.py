@@ -10,7 +10,6 @@ from hatrack import METHODS, NETWORKS, Network, Regime, Trainer
 from hatrack.engine import compiled
 from hatrack.seeds import seeded
 from tests.helpers.learning import learn
-from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 SMALL = {"vit": {"width": 16, "depth": 1, "attention_heads": 2, "mlp_ratio": 2}, "gru": {"width": 12}}
@@ -37,7 +36,12 @@ def largest_difference(name, trunk, tasks):
 
 @pytest.mark.parametrize(
     ("name", "network"),
-    quick_and_slow([("sgd", "vit"), ("hat", "vit"), ("sgd", "gru"), ("pmask", "gru")], [("hat", "vit"), ("pmask", "gru")]),
+    [
+        pytest.param("sgd", "vit", marks=pytest.mark.slow),
+        ("hat", "vit"),
+        pytest.param("sgd", "gru", marks=pytest.mark.slow),
+        ("pmask", "gru"),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:task .* finds under:UserWarning")
 def test_captured_steps_are_the_eager_ones(name, network, captured_only):

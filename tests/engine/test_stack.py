@@ -184,7 +184,8 @@ def test_a_step_that_needs_a_head_as_it_is_has_a_stack_of_its_own():
     assert forms == 2
 
 
-@pytest.mark.parametrize("optimizer", quick_and_slow(["momentum", "sgd"], ["momentum"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["momentum", "sgd"])
 def test_weight_decay_makes_no_class_likely(optimizer):
     """It brings the biases of classes that a task does not have near 0; with momentum they would overshoot."""
     how = {"momentum": {"lr": 0.1, "weight_decay": 0.05}, "sgd": {"lr": 0.1, "weight_decay": 5}}

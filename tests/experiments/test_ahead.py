@@ -67,9 +67,17 @@ def test_what_a_helper_compiles_is_the_step_of_the_run(name, captured_only):
 
 @pytest.mark.parametrize(
     ("regime", "options"),
-    [({"optimizer": "adam"}, {}), ({"batch": 1699}, {}), ({"batch": 5000}, {}), ({"clip": 0.0, "epochs": 3}, {}),
-     ({"batch": 1}, {}), ({}, {"heads": "shared"}), ({"steps": 3}, {}), ({"task_batch_decay": 0.5}, {})],
-)  # fmt: skip
+    [
+        ({"optimizer": "adam"}, {}),
+        ({"batch": 1699}, {}),
+        pytest.param({"batch": 5000}, {}, marks=pytest.mark.slow),
+        pytest.param({"clip": 0.0, "epochs": 3}, {}, marks=pytest.mark.slow),
+        pytest.param({"batch": 1}, {}, marks=pytest.mark.slow),
+        ({}, {"heads": "shared"}),
+        pytest.param({"steps": 3}, {}, marks=pytest.mark.slow),
+        pytest.param({"task_batch_decay": 0.5}, {}, marks=pytest.mark.slow),
+    ],
+)
 def test_with_other_settings(regime, options, captured_only):
     """Batches of every size: one example left over, more than there are, so many that the buffer of losses is larger."""
     base = of("hat", **regime)

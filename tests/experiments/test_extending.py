@@ -88,6 +88,7 @@ def test_other_heads_and_a_router(changes, tmp_path):
     assert_same_as_whole(replace(one, first_tasks=4), tmp_path, tmp_path)
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_an_extension_and_continued(tmp_path, monkeypatch):
     one, whole = split("hat", regime=Regime(epochs=2, batch=100)), split("hat", 0, regime=Regime(epochs=2, batch=100))
     record = run(one, tmp_path, keep_model=True, keep_each=True)

@@ -12,7 +12,6 @@ from hatrack.networks.mlp import mlp
 from hatrack.seeds import seeded
 from hatrack.tasks.split import Batch
 from tests.helpers.guarded import BACKBONES, PROBE, WIDTH, data, differing, make_loop, state
-from tests.helpers.tiers import quick_and_slow
 
 
 def one_step(kind, smax, x, y, step, steps):
@@ -205,7 +204,8 @@ def test_autocast_around_a_block():
     loop.guard.verify()
 
 
-@pytest.mark.parametrize("name", quick_and_slow(["hat", "pmask"], ["hat"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hat", "pmask"])
 def test_accuracy_on_images_is_that_of_the_trainer(name):
     """Two tasks of split MNIST, on the sample: plain loop and Trainer, the same network and optimizer."""
     tasks = BENCHMARKS["smnist"](0, data="sample")[:2]

@@ -7,7 +7,6 @@ from torch.utils.data import DataLoader
 
 from hatrack import HAT, METHODS, Network, Regime, Task, Trainer, evaluate, load, save
 from tests.helpers.learning import logits
-from tests.helpers.tiers import quick_and_slow
 
 WIDTH, WORDS = 12, 9
 
@@ -53,8 +52,9 @@ def five_tasks():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:task .* finds under")
-@pytest.mark.parametrize("name", quick_and_slow(["hat", "pmask"], ["hat"]))
+@pytest.mark.parametrize("name", ["hat", "pmask"])
 def test_four_kinds_are_learned_saved_loaded_and_stay_when_a_fifth_comes(name, tmp_path):
     tasks, regime = five_tasks(), Regime(epochs=25, batch=16, lr=0.05, optimizer="momentum", schedule="constant")
     method = METHODS[name](Network(Either(), tasks=tasks[:4]), **({"smax": 50.0} if name == "hat" else {}))

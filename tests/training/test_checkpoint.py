@@ -89,7 +89,8 @@ def test_a_killed_process_goes_on(tmp_path, capsys):
     assert [path.suffix for path in out.iterdir()] == [".json"]
 
 
-@pytest.mark.parametrize("number", quick_and_slow((signal.SIGINT, signal.SIGTERM), (signal.SIGINT,)))
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_request_to_end_saves_and_says_how_to_go_on(number, tmp_path):
     process = start(tmp_path, "--save-every", "0.001")
     wait_for(tmp_path, "fit")
