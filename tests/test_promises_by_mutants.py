@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import hatrack as hr
+from dev.mutants import BY_HAND, ROOT
 from hatrack import Network, Record, Regime, Trainer, run
 from hatrack.experiments.run import folder_of
 from hatrack.files import tensors
@@ -20,6 +21,12 @@ from tests.helpers.learning import learn, make
 from tests.helpers.toys import toy_tasks
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")
+
+
+@pytest.mark.parametrize("mutant", BY_HAND, ids=lambda mutant: mutant.name)
+def test_the_places_of_the_changes_are_there(mutant):
+    """So that `make test-mutants` does not end before its last change when code was moved."""
+    assert (ROOT / mutant.file).read_text(encoding="utf-8").count(mutant.old) == 1
 
 
 def stop_in(monkeypatch, task: int, epoch: int, step: int) -> None:
