@@ -26,7 +26,7 @@ def threads(number: int):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])  # two wait for each other beside other work
 def test_eager(number):
     with threads(number):
         (one, unchanged), (two, _) = learned("eager"), learned("eager")
