@@ -312,7 +312,12 @@ RECIPE = Recipe(
                     published=NUMBERS["rmnist"]["ER"],
                     note=OWN_CODE_NOTE,
                 ),
-                Row("A-GEM", baseline("rmnist", "agem", tasks=23, step=0.0, **AGEM), published=NUMBERS["rmnist"]["A-GEM"]),
+                Row(
+                    "A-GEM",
+                    baseline("rmnist", "agem", tasks=23, step=0.0, **AGEM),
+                    published=NUMBERS["rmnist"]["A-GEM"],
+                    note=OWN_CODE_NOTE,
+                ),
                 Row("EWC", baseline("rmnist", "ewc", tasks=23, step=0.0, **EWC), published=NUMBERS["rmnist"]["EWC"]),
             ),
             COLUMNS,
