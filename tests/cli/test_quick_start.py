@@ -15,6 +15,7 @@ from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
 from hatrack.options import parameters
 from hatrack.regime import Regime
+from tests.helpers.tiers import quick_and_slow
 
 HEAVY = ("torch", "matplotlib", "numpy", "PIL")
 MOST = 0.6  # seconds of the processor; a quiet machine takes a fifth of it
@@ -81,7 +82,7 @@ def completed(*words, shell="bash"):
     return [line.split("\t")[0].partition(",")[2] for line in shown.splitlines() if line]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", quick_and_slow(["bash", "zsh", "fish"], ["bash"]))
 def test_commands_and_names_are_completed(shell):
     assert completed("hatrack", "re", shell=shell) == ["resume", "report", "reproduce"]
     assert completed("hatrack", "run", "pm", shell=shell) == ["pmnist", "pmnist-blocks"]

@@ -169,6 +169,7 @@ def test_methods_that_use_several_heads_with_other_classes(name):
     assert_close(*alone_and_stacked(build, seeds=(0, 1)))
 
 
+@pytest.mark.slow
 def test_a_step_that_needs_a_head_as_it_is_has_a_stack_of_its_own():
     class Exact(Method):
         def loss(self, batch):
@@ -236,6 +237,7 @@ def test_other_targets_keep_their_classes():
     assert forms == 2
 
 
+@pytest.mark.slow
 def test_moved_pixels_make_no_other_form():
     """Tasks whose pixels are permuted, and tasks whose pixels are not."""
 
@@ -325,6 +327,7 @@ def test_a_run_that_fails_ends_all():
         run_interleaved(runs, torch.device("cpu"), 3, stack=True)
 
 
+@pytest.mark.slow
 def test_memory_is_a_runs_own_again_after_its_fit():
     """Nothing of a method lies in the memory of a stack, which others use."""
     runs = run_interleaved([lambda s=s: Learned(maker("hat"), s) for s in range(2)], torch.device("cpu"), 2, stack=True)

@@ -23,6 +23,7 @@ from hatrack.methods.divergence import Diverged
 from hatrack.regime import Regime
 from tests.helpers.killing import Killed, killed_at
 from tests.helpers.records import make
+from tests.helpers.tiers import every_value
 
 SPACE = {"strength": Range(1.0, 10000.0, log=True), "lr": Range(0.01, 0.1, log=True)}
 SMALL = {
@@ -228,8 +229,9 @@ def test_more_trials_continue_a_search(tmp_path, monkeypatch):
     assert len(tune(search(), tmp_path / "two", 4).trials) == 4, "the first four alone"
 
 
-@pytest.mark.parametrize("place", ["report", "below_median", "finish", "_lock_of", "next_trial"])
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("late", "place"), every_value([False, True], ["report", "below_median", "finish", "_lock_of", "next_trial"])
+)
 def test_kills_between_any_two_writes_change_nothing(place, late, tmp_path, monkeypatch):
     """Some calls of a method of the journal are the last of their process, before or after they did their work."""
     one = search(pruner="median")

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 import hatrack as hr
 from tests.helpers.guarded import BACKBONES, PROBE, WIDTH, data, differing, make_loop, state
+from tests.helpers.tiers import quick_and_slow
 
 OPTIMIZERS = {
     "momentum": {"optimizer": torch.optim.SGD, "momentum": 0.9, "weight_decay": 0.1, "lr": 0.05},
@@ -376,7 +377,7 @@ def test_sparse_gradients_are_refused():
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.*is deprecated")  # of torch.compile itself
-@pytest.mark.parametrize("what", ["backbone", "in place", "step"])
+@pytest.mark.parametrize("what", quick_and_slow(["backbone", "in place", "step"], ["step"]))
 def test_compiled_backbones_and_steps(what):
     """What torch.compile makes of them runs the guard's code as it is, and every step is guarded."""
     loop = make_loop("mlp", weight_decay=0.5)

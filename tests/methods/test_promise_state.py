@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import hatrack as hr
 from hatrack import METHODS, Network, Regime, Trainer
 from tests.helpers.learning import UNTRAINED, every_method, learn, logits, make
+from tests.helpers.tiers import QUICK, quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 FIT = Regime(epochs=4, batch=16, optimizer="adamw", lr=0.01)
@@ -157,7 +158,7 @@ def by_pickle(method, folder):
     return torch.load(folder / "method.pt", weights_only=False)
 
 
-@every_method
+@pytest.mark.parametrize("name", quick_and_slow(METHODS, (*QUICK, "er", "packnet", "pmask", "pnn")))
 @pytest.mark.parametrize(
     "copied",
     [lambda method, folder: copy.deepcopy(method), pytest.param(by_pickle, marks=pytest.mark.slow)],

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from hatrack import METHODS, Network, Regime, Trainer
-from tests.helpers.learning import MULTI_ONLY, UNTRAINED, every_method, learn, logits, make
-from tests.helpers.tiers import every_value
+from tests.helpers.learning import MULTI_ONLY, UNTRAINED, learn, logits, make
+from tests.helpers.tiers import QUICK, every_value, quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 EXCHANGING = ["hat", "pmask", "packnet", "pnn", "independent"]
@@ -61,7 +61,7 @@ def test_a_prediction_waits_until_a_task_is_learned():
     assert all(torch.equal(answer, right) for answer in answers)
 
 
-@every_method
+@pytest.mark.parametrize("name", quick_and_slow(METHODS, (*QUICK, "er", "packnet", "pmask", "pnn")))
 @pytest.mark.parametrize("heads", ["multi", pytest.param("shared", marks=pytest.mark.slow)])
 def test_a_module_of_one_task_answers_like_the_method(name, heads):
     if name in MULTI_ONLY and heads == "shared":

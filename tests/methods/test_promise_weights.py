@@ -9,6 +9,7 @@ from hatrack import METHODS, Network, Regime, Trainer, evaluate
 from hatrack.methods.parts.divisors import divisors
 from hatrack.methods.parts.freeze import Freeze
 from tests.helpers.learning import learn, logits
+from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 FIT = Regime(epochs=8, batch=16, optimizer="adamw", lr=0.01)
@@ -61,7 +62,12 @@ class Fourier(nn.Module):
         return torch.relu(self.o(torch.fft.irfft((torch.fft.rfft(self.a(x.flatten(1))) * self.w) @ self.m, n=24)))
 
 
-@pytest.mark.parametrize("options", [("hat", {}), ("pmask", {}), ("packnet", {}), ("packnet", {"biases": "task"})])
+@pytest.mark.parametrize(
+    "options",
+    quick_and_slow(
+        [("hat", {}), ("pmask", {}), ("packnet", {}), ("packnet", {"biases": "task"})], [("hat", {}), ("packnet", {})]
+    ),
+)
 def test_complex_weights_are_learned_and_kept(options, tmp_path):
     name, given = options
     tasks = toy_tasks(3)

@@ -14,7 +14,7 @@ from hatrack.options import parameters
 from hatrack.seeds import seeded
 from hatrack.training.checkpoint import Checkpointer
 from tests.helpers.killing import OFTEN, assert_same, killed_at, to_the_end
-from tests.helpers.learning import ISOLATED, FunctionFit, learn, logits, make
+from tests.helpers.learning import ISOLATED, SMALLER, FunctionFit, learn, logits, make
 from tests.helpers.toys import toy_tasks
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under:UserWarning")  # networks so small are soon full
@@ -87,7 +87,7 @@ def test_they_change_nothing_that_is_learned(name):
 
 def with_probes(name, tasks, probes):
     """A method like that of `make`, with stored images."""
-    return METHODS[name](Network(trunk(tasks), tasks=tasks), probes=probes)
+    return METHODS[name](Network(trunk(tasks), tasks=tasks), probes=probes, **SMALLER.get(name, {}))
 
 
 def trunk(tasks):

@@ -13,7 +13,7 @@ from tests.helpers.tiers import QUICK, quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 
-@pytest.mark.parametrize("name", quick_and_slow(METHODS, (*QUICK, "er", "packnet")))
+@pytest.mark.parametrize("name", quick_and_slow(METHODS, QUICK))
 def test_a_streamed_task_is_learned_to_the_same_bits(name):
     worlds, found = (toy_tasks(2), streamed_toys(2)), []
     for tasks in worlds:
@@ -32,7 +32,7 @@ def test_a_streamed_task_is_learned_to_the_same_bits(name):
     assert name in UNTRAINED or found[0][1][-1].accuracy > 0.8, "it learned something"
 
 
-@pytest.mark.parametrize("name", quick_and_slow(METHODS, (*QUICK, "er", "packnet")))
+@pytest.mark.parametrize("name", quick_and_slow(METHODS, QUICK))
 def test_every_method_learns_from_random_transforms(name):
     """What is read twice is not the same, and nothing comes to harm."""
     tasks = streamed_toys(2, noise="torch")

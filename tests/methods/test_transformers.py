@@ -94,7 +94,7 @@ def _slow_path(monkeypatch):
 
 
 @pytest.mark.usefixtures("_slow_path")
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", quick_and_slow(range(8), range(3)))
 def test_units_of_random_transformers(seed):
     units_of(seed)
 

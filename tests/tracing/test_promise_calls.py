@@ -10,6 +10,7 @@ from hatrack import METHODS, Network, Regime, Trainer, evaluate
 from hatrack.seeds import seeded
 from hatrack.tracing.units import Units
 from tests.helpers.learning import learn, logits
+from tests.helpers.tiers import every_value
 from tests.helpers.toys import toy_tasks
 
 FIT = Regime(epochs=10, batch=16, optimizer="adamw", lr=0.01)
@@ -83,8 +84,7 @@ class Experts(nn.Module):
         return x + out
 
 
-@pytest.mark.parametrize("name", ["hat", "pmask", "packnet"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "name"), every_value(range(3), ["hat", "pmask", "packnet"]))
 def test_experts_that_see_no_image_of_the_example(name, seed):
     torch.manual_seed(seed)
     check_three_tasks(Experts(), name)

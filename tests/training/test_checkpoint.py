@@ -132,7 +132,7 @@ def test_a_damaged_state_gives_way_to_the_one_before(stopped, tmp_path):
         break
 
 
-@pytest.mark.parametrize("which", ["task-1", "fit-1-0-0", "fit-1-0-1"])
+@pytest.mark.parametrize("which", quick_and_slow(["task-1", "fit-1-0-0", "fit-1-0-1"], ["fit-1-0-0"]))
 def test_a_state_that_was_cut_off(stopped, tmp_path, which):
     one, part = stopped
     path = part / f"{which}.safetensors"
