@@ -116,15 +116,15 @@ plot_task(0, {"plain training": sgd_rows})
 
 
 # %% [markdown]
-# We can put a number to it. The **forgetting** of a task is the best accuracy it had since it was learned, minus the
-# accuracy it has in the end.
+# We can put a number to it. The **forgetting** of a task is the best accuracy it had from when it was learned until
+# before the last task was learned, minus the accuracy it has in the end.
 
 
 # %%
 def forgetting(rows: list[list[float]]) -> float:
     """The mean over all tasks but the last, which nothing came after."""
     last = rows[-1]
-    fallen = [max(row[k] for row in rows[k:]) - last[k] for k in range(len(last) - 1)]
+    fallen = [max(row[k] for row in rows[k:-1]) - last[k] for k in range(len(last) - 1)]
     return sum(fallen) / len(fallen)
 
 
@@ -263,7 +263,7 @@ assert torch.equal(loaded.eval()(images, task=0), hat.eval()(images, task=0))
 #
 # - Plain training forgets, because all tasks change the same trunk, and the gradient of one task knows nothing about
 #   the others.
-# - Forgetting is the best accuracy that a task had since it was learned, minus its accuracy in the end.
+# - Forgetting is the best accuracy that a task had before the last one was learned, minus its accuracy in the end.
 # - HAT gives each task gates, and freezes what finished tasks use. The old tasks then answer as before, bit for bit.
 # - The price is capacity: every task takes some units for good.
 #

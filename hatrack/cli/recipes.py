@@ -128,7 +128,8 @@ def _tell_missing(recipe: Recipe, parts: list[Part], out: Path, places: tuple[in
     """Print the rows that have no records, the cheapest first, with their cost; `places` are GPUs and runs on each."""
     found = missing_rows(parts, read_records(out))
     rows = sum(len(part.rows) for part in parts)
-    say(f"{recipe.name}: {rows - len(found)} of {rows} rows are complete in {out}")
+    there = "" if out.exists() else ", a folder that is not there yet"
+    say(f"{recipe.name}: {rows - len(found)} of {rows} rows are complete in {out}{there}")
     if not found:
         return
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))

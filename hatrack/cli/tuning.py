@@ -21,6 +21,7 @@ from hatrack.clusters.tune_on_ray import tune_on_ray
 from hatrack.experiments.costs import expected_cost
 from hatrack.experiments.progress import Display
 from hatrack.experiments.record import Record
+from hatrack.experiments.record_parts import Spec
 from hatrack.experiments.signals import stop_by_signal
 from hatrack.experiments.tuned import Tuned
 from hatrack.experiments.tuning import Finished, finished, score_of
@@ -31,6 +32,7 @@ from hatrack.experiments.tuning_space import Choices
 from hatrack.methods import METHODS
 from hatrack.options import choose
 from hatrack.reporting.tables import option_text
+from hatrack.reporting.words import run_command
 from hatrack.text import duration, say, score_value
 from hatrack.training.checkpoint import Stopped
 
@@ -224,10 +226,16 @@ def show_outcome(search: Search, tuned: Tuned, out: Path) -> None:
     say(f"{search.method}: {words}, with {named(tuned.score, tuned.value)} on validation data ({how})")
     if caution := PROTOCOLS[search.protocol].caution:
         say(f"caution: {caution.text}")
-    seeds = ""
-    if PROTOCOLS[search.protocol].own_seed:  # results at the seed of the search would have a caution
-        seeds = f" --seeds {search.seeds[0] + 1}-{search.seeds[0] + 5}"
-    say(f"to use it: hatrack run {search.benchmark} {search.method}{seeds} --tuned {shlex.quote(str(path))}")
+    say(f"to use it: {use_command(search)} --tuned {shlex.quote(str(path))}")
+
+
+def use_command(search: Search) -> str:
+    """Return the command that runs the method as it was searched, but for the options that were chosen."""
+    given = {key: table for key, table in search.given.items() if not (search.on and key == "benchmark_options")}
+    run = replace(search, tasks_used=0, on="", given=given).runs({})[0]
+    first = search.seeds[0]  # results at the seed of the search would have a caution
+    seeds = [first + k for k in range(1, 6)] if PROTOCOLS[search.protocol].own_seed else [0]
+    return run_command(Spec.from_dict(run.spec), seeds)
 
 
 def show_searches(searches: Sequence[Search], out: Path, trials: int) -> None:

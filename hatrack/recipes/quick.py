@@ -23,7 +23,8 @@ SMALL: dict[str, dict[str, Any]] = {  # options of small networks; those that ar
 NOTICE = (
     "This is the quick version: one short epoch per task, small networks, one seed, and the sample images that come with "
     "the package: five pairs of digits stand in for every sequence of other images, whatever the headings say. It shows "
-    "that everything runs and what the page looks like. Its numbers are not the paper's and must not be compared with them."
+    "that everything runs and what the page looks like. Its numbers are not the paper's and must not be compared with them: "
+    "one epoch is too short for gates, for example, so that HAT looks worse than it is."
 )
 
 

@@ -1,6 +1,7 @@
 """`hatrack tune` and `hatrack run ... --tuned` from the command line: spaces, protocols, outcomes, and what is refused."""
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -369,6 +370,29 @@ def test_a_run_says_in_what_it_differs_from_the_search(searched, tmp_path, capsy
     words[words.index("--widths") : words.index("--widths") + 2] = []
     assert main([*words, "--tasks", "5", "--network", "cnn", "--dry-run"]) == 0
     assert "network cnn, there mlp" in capsys.readouterr().out
+
+
+def test_the_command_that_uses_what_was_tuned_repeats_the_options_of_the_search(tmp_path, capsys):
+    words = [
+        "tune",
+        "smnist",
+        "ewc",
+        *SHORT,
+        "--tasks",
+        "5",
+        "--protocol",
+        "one-seed",
+        "--trials",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
+    assert main(words) == 0
+    (line,) = (line for line in capsys.readouterr().out.replace("\n", " ").split("to use it: hatrack ")[1:])
+    command = shlex.split(line.split("smnist-ewc-one-seed.json")[0] + "smnist-ewc-one-seed.json")
+    assert command[command.index("--seeds") + 1] == "1-5"
+    assert main([*command, "--device", "cpu", "--dry-run"]) == 0
+    assert "warning" not in capsys.readouterr().out
 
 
 def change(path, folder, **changes):
