@@ -9,6 +9,8 @@ import torch
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background job of a shell; the tests send interrupts
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as under nohup; the tests close terminals
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 gc.disable()  # until all tests are imported: what they import stays, and looking at it again and again took 7 seconds
 torch.set_num_threads(1)  # the networks of the tests are small: threads would only wait for each other
