@@ -218,7 +218,7 @@ def test_accuracy_on_images_is_that_of_the_trainer(name):
     fit = Trainer(Regime(epochs=8, batch=32, lr=0.1))
     reached = [method.learn(task, fit) and hr.evaluate(method, task.test).accuracy for task in tasks]
 
-    # The heads begin as those of the method; new ones would depend on the random numbers that the tests before this one drew.
+    # The heads begin as those of the method; others would depend on the random numbers that earlier tests drew.
     backbone, heads = trunk(), list(Network(trunk(), tasks=tasks).heads)
     held = [*backbone.parameters(), *(p for head in heads for p in head.parameters())]
     optimizer = torch.optim.SGD(held, lr=0.1)
