@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 import hatrack as hr
-from hatrack import METHODS, Method, Task
+from hatrack import METHODS, Method, Network, Task
 from tests.helpers.learning import make
+from tests.helpers.models import fresh
 from tests.helpers.toys import toy_tasks
 
 RECORDS = Path(__file__).parent.parent / "docs" / "results" / "records"
@@ -172,8 +173,7 @@ def test_an_example_that_is_wrong_is_noticed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_says_what_it_is_in_one_line(name):
-    tasks = toy_tasks(2)
-    method = make(name, tasks)
+    method = METHODS[name](Network(fresh(), tasks=toy_tasks(2)))
     kind = type(method).__name__
     assert repr(method) == f"{kind}(nothing learned; {method.net!r})"
     method.history = {0: "toy 0", 1: "it's"}

@@ -32,7 +32,8 @@ def hatrack(*words: str, **env: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([sys.executable, "-m", "hatrack", *words], env=where, capture_output=True, timeout=120)
 
 
-@pytest.mark.parametrize("encoding", ["ascii", pytest.param("cp1252", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_output_that_is_not_utf_8(encoding, tmp_path):
     """The table has a ± and lines; the run is finished, whatever the terminal can show."""
     done = hatrack(*SHORT, "--out", str(tmp_path), PYTHONIOENCODING=f"{encoding}:strict")

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:task .* finds under:UserWarning"),  # networks so small are soon full
     pytest.mark.filterwarnings("ignore:.*are held whole:UserWarning"),
     pytest.mark.parametrize("network", SMALL),
-    pytest.mark.parametrize("name", quick_and_slow(METHODS, ("sgd", "hat", "ewc"))),
+    pytest.mark.parametrize("name", quick_and_slow(METHODS, ("sgd", "hat"))),
 ]
 
 
