@@ -6,6 +6,7 @@ from typing import Annotated
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
+from hatrack.methods.parts.memory import mixing
 from hatrack.methods.parts.snapshot import Snapshot
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
@@ -77,7 +78,8 @@ class Joint(Method):
         task = tasks[-1]
         train, valid = (Split.join([getattr(t, part) for t in tasks]) for part in ("train", "valid"))
         all_tasks = replace(task, name=f"{task.name} and all before", train=train, valid=valid)
-        fit(self, all_tasks, lr=fit.regime.lr, batch=fit.regime.batch, keep_state=False)  # trained like a first task
+        with mixing(self, Joint, [t.index for t in tasks]):
+            fit(self, all_tasks, lr=fit.regime.lr, batch=fit.regime.batch, keep_state=False)  # trained like a first task
 
     def restore_data(self, task: Task) -> None:
         kept = [t for t in self.tasks if t.index != task.index]

@@ -14,7 +14,7 @@ from tests.helpers.learning import OPTIMIZERS, FunctionFit, learn, logits, make
 from tests.helpers.toys import toy_tasks
 
 LOW = torch.finfo(torch.float64).min
-MIXING = ["er", "agem", "derpp"]
+MIXING = ["er", "agem", "derpp", "joint"]
 
 
 def heads_of(sizes):
@@ -123,7 +123,7 @@ def test_a_fit_of_the_users_own_finds_gradients_in_the_heads(name):
     method = make(name, tasks).train()
     learn(method, tasks[:1])
 
-    def fit(method, task):
+    def fit(method, task, **_):
         method.train()
         batch = task.train.take(torch.arange(16), torch.tensor(0), torch.tensor(1), 16)
         found = method.loss(batch)
@@ -202,7 +202,7 @@ def test_heads_that_the_user_changed_are_not_packed(how):
 @pytest.mark.parametrize("name", MIXING)
 def test_a_task_after_a_forgotten_one_that_had_more_classes(name, seed, order):
     tasks = [toy_tasks(3, classes=count, seed=seed)[k] for k, count in enumerate((5, 2, 7))]
-    method = METHODS[name](make(name, tasks).net, **({} if name == "agem" else {"memory": 10}))
+    method = METHODS[name](make(name, tasks).net, **({"memory": 10} if name in ("er", "derpp") else {}))
     fit = Trainer(Regime(epochs=3, batch=16))
     method.learn(tasks[order[0]], fit)
     method.forget_task(order[0])
