@@ -227,7 +227,6 @@ def _measured(
     """
     count = len(record.tasks)
     tests = [task.test for task in tasks[count:]]
-    trains = [first_examples(task.train, spec.train_examples) for task in tasks[count:]]
     before = [score.accuracy for score in Evaluations(method, tests, wait=wait_for_gpu)()]
     rows: dict[str, list[Any]] = {"tests": [], "trains": [], "valids": []}
     missing = 0
@@ -238,18 +237,19 @@ def _measured(
             found = path.with_suffix(".safetensors")
         if not found.exists() and models:
             raise ValueError(f"{found} is missing, so that --keep-each can't keep the models after all tasks")
-        scores: list[Any] = [(None, None)] * (len(tests) + len(trains))
+        scores: list[Any] = [(None, None)] * len(tests)
         if found.exists():
             _take_state(found, method, [task.name for task in tasks[: number + 1]])
             check_model(found, method, record, number, tasks)
-            scores = list(Evaluations(method, [*tests, *trains], wait=wait_for_gpu)())
+            scores = list(Evaluations(method, tests, wait=wait_for_gpu)())
             if models:
                 models.checkpointer.make_folder()
                 save(method, models.task_model(number), **described_trunk(spec))
         else:
             missing += len(scores)
-        rows["tests"].append([*_scores(record.loss, record.accuracy, number, count), *scores[: len(tests)]])
-        rows["trains"].append([*zip(record.train_loss[number], [None] * count, strict=True), *scores[len(tests) :]])
+        rows["tests"].append([*_scores(record.loss, record.accuracy, number, count), *scores])
+        losses = record.train_loss[number][: number + 1]
+        rows["trains"].append([(loss, None) for loss in losses] + [(None, None)] * (len(tasks) - len(losses)))
         rows["valids"].append(_scores(record.valid_loss, record.valid_accuracy, number, number + 1))
     learn = record.seconds.learn or [0.0] * count
     others = {"before": [*record.before, *before], "seconds": learn, "usage": record.usage or [{}] * count}

@@ -36,7 +36,8 @@ class Record:
         before: the accuracy on the test data of every task before any training.
         accuracy: the matrix of accuracies on test data.
         loss: the matrix of losses on test data.
-        train_loss: the matrix of losses on (some of) the training data.
+        train_loss: the matrix of losses on (some of) the training data of the tasks learned so far; None for later tasks.
+            Records of older versions have values there.
         without_task_id: the accuracy on every task at the end if the task id is not given.
         curves: the training curve of every fit, in order.
         usage: after each task, the share of every layer that finished tasks have taken.

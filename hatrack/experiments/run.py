@@ -48,7 +48,7 @@ from hatrack.training.saving import save
 from hatrack.training.trainer import Trainer
 
 AfterTask = Callable[[list[list[float]]], None]
-UNKNOWN = Score(math.nan, math.nan)  # of a task that is not learned yet, or has no validation data
+UNKNOWN = Score(math.nan, math.nan)  # on training or validation data of a task that is not learned yet, or has none
 
 
 def run(
@@ -260,12 +260,12 @@ def _run(
         if models:  # before the next task begins: a run that continues there has this model
             save(method, models.task_model(task.index), **described_trunk(spec))
         rows["usage"].append(method.usage())
-        valids = [learned.valid for learned in tasks[: task.index + 1]]
-        scores = iter(Evaluations(method, [*tests, *trains, *valids], wait=wait_for_gpu)())
+        learned, valids = trains[: task.index + 1], [learned.valid for learned in tasks[: task.index + 1]]
+        scores = iter(Evaluations(method, [*tests, *learned, *valids], wait=wait_for_gpu)())
         rows["tests"].append([next(scores) for _ in tests])
         if trainer.log:
             trainer.log.scores(task.index, [accuracy for _, accuracy in rows["tests"][-1]])
-        rows["trains"].append([next(scores) for _ in trains])
+        rows["trains"].append([next(scores) if k < len(learned) else UNKNOWN for k in range(len(tasks))])
         rows["valids"].append([score if len(split) else UNKNOWN for score, split in zip(scores, valids, strict=True)])
         if after_task:
             after_task([[accuracy for _, accuracy in row] for row in _padded(rows["valids"], len(tasks))])

@@ -40,7 +40,7 @@ class Run:
         trunk: "frozen" if no task changes the trunk: each trains its head, and adapters if there are such.
         adapters: the rank of the adapters beside the layers of the trunk, which is then frozen; 0 for none. See `lora`.
         adapter_layers: which layers have adapters: patterns of names, separated by commas.
-        train_examples: on how many training examples per task the loss is measured after each task; 0 for all.
+        train_examples: on how many training examples per learned task the loss is measured after each task; 0 for all.
         watch_tasks: measure the accuracy on the test data of every task after each epoch; the curves of the record hold it.
         pretrain: a data set of the catalog on which the trunk is trained before the sequence; "" for none.
         pretrain_epochs: the epochs of this training; 0 for those of the regime.
@@ -67,7 +67,7 @@ class Run:
     init: Annotated[Init, Option("initial weights: PyTorch's, or Xavier uniform with zero biases")] = "default"
     freeze: Annotated[str, Option("parts of the network that stay as they are: patterns of names, by commas")] = ""
     train_examples: Annotated[
-        int, Option("training examples per task on which the loss is measured after each task; 0: all", low=0)
+        int, Option("training examples per learned task on which the loss is measured after each task; 0: all", low=0)
     ] = 2000
     watch_tasks: Annotated[bool, Option("measure the test accuracy of every task after each epoch", added=True)] = False
     pretrain: Annotated[str, Option("a data set on which the trunk is trained before the sequence", added=True)] = ""

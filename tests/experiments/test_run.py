@@ -50,8 +50,8 @@ def test_what_a_record_holds(tmp_path):
     assert record.parameters == 784 * 20 + 20 + 2 * (20 * 5 + 5)
 
 
-def test_the_validation_data_of_every_task_learned_so_far(tmp_path):
-    spec = small(seed=3)
+def test_training_and_validation_data_of_every_task_learned_so_far(tmp_path):
+    spec = replace(small(seed=3), train_examples=100)
     record = run(spec, tmp_path)
     assert record == Record.load(tmp_path / f"{spec.name}.json")
     tasks, method = build(spec)
@@ -62,6 +62,8 @@ def test_the_validation_data_of_every_task_learned_so_far(tmp_path):
         unknown = [None] * (len(tasks) - t - 1)
         assert record.valid_accuracy[t] == [score.accuracy for score in scores] + unknown
         assert record.valid_loss[t] == [score.loss for score in scores] + unknown
+        first = [seen.train.part(torch.arange(100)) for seen in tasks[: t + 1]]
+        assert record.train_loss[t] == [evaluate(method, split).loss for split in first] + unknown
 
 
 def test_tasks_without_validation_data_have_no_values_on_it():
