@@ -22,7 +22,7 @@ from hatrack.experiments.build import build_method, build_tasks, build_trunk, de
 from hatrack.experiments.kept_models import check_model
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Spec
-from hatrack.experiments.run import first_examples, versions
+from hatrack.experiments.run import versions
 from hatrack.experiments.run_folder import RunFolder, task_model
 from hatrack.experiments.spec import Run
 from hatrack.methods import METHODS
