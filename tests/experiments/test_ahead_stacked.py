@@ -99,6 +99,14 @@ def test_names_tell_the_number_of_lanes(jobs):
     assert [job["lanes"] for job in jobs.values()] == [2, 3, 0]
 
 
+def test_runs_that_are_left_get_code_for_fewer_lanes(jobs):
+    """A run asks for it when it needs it, once for all."""
+    for plan in planned([of("hat", seed) for seed in (0, 1, 2)]):
+        for lanes in (3, 2, 2):
+            plan.wait(build(of("hat"))[0][1], lanes)
+    assert [job["lanes"] for job in jobs.values()] == [3, 2]
+
+
 def test_a_job_for_each_form_that_the_stacks_have(jobs, captured_only):
     """Heads have room for the most classes, and pixels that are moved make no other form; one head less makes one."""
 
@@ -159,7 +167,7 @@ def test_a_stack_whose_code_is_ready_goes_on_while_others_wait(monkeypatch):
     ready, late = threading.Event(), threading.Event()
     ready.set()
     monkeypatch.setattr(helpers, "_jobs", {"sgd": ready, "hat": late})
-    monkeypatch.setattr(helpers, "PATIENCE", 60.0)
+    monkeypatch.setattr(helpers, "PATIENCE", 30.0)
     seen, driven, left = [], [], ["sgd", "sgd"]
     plain = Stack.drive
     monkeypatch.setattr(Stack, "drive", lambda stack: driven.append((late.is_set(), len(stack.members))) or plain(stack))
