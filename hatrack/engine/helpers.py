@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hatrack.engine.interleaving import others_run
+from hatrack.engine.interleaving import others_run, stand_apart
 
 COUNT = min(6, ((os.cpu_count() or 1) - 1) // 2)  # helpers at a time; with few processors they would only slow training down
 UNSAFE = r'[\\/:*?"<>|]'  # characters that the compiler's cache has not in the name of its folder
@@ -89,11 +89,15 @@ def _end_when_orphaned() -> None:
 
 
 def wait(name: str) -> None:
-    """Wait until the helper with this job has ended, if there is one; other runs on the GPU go on."""
+    """Wait until the helper with this job has ended, if there is one; other runs go on, also those that are stacked."""
     job = _jobs.get(name)
     if job is not None and not job.is_set():
+        stand_apart(apart=True)
         with others_run():
             job.wait(PATIENCE)
+            stand_apart(
+                apart=False
+            )  # before it is this run's turn: so all that wait for this job take their first step together
 
 
 def _mark(name: str) -> Path:

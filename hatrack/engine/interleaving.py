@@ -132,8 +132,10 @@ class _ScheduledRun:
 
     def stand_apart(self, *, apart: bool) -> None:
         """Let the runs that are stacked go on without this one, or wait for it again."""
-        self.scheduler.apart += 1 if apart else -1
-        self.scheduler.wake_driver()
+        with self.scheduler.lock:
+            self.scheduler.apart += 1 if apart else -1
+        if apart:
+            self.scheduler.wake_driver()
 
     def end(self) -> None:
         """Let others continue for good."""
@@ -169,7 +171,8 @@ def wait_together(done: Callable[[], bool], drive: Callable[[], None]) -> None:
 
 
 def stand_apart(*, apart: bool) -> None:
-    """Let the runs that are stacked go on without this one, or wait for it again; outside of them it does nothing."""
+    """Let the runs that are stacked go on without this one, or wait for it again, which it may say while it is not its turn;
+    outside of them it does nothing."""
     if stacking() is not None:
         _thread.run.stand_apart(apart=apart)
 

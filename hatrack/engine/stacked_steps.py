@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -27,6 +28,9 @@ class StackedSteps:
         split: the data.
         size: how many examples a full batch has.
         record: whether steps are recorded.
+
+    Attributes:
+        wait_for_code: called with a number of lanes before a stack is joined, so that another process may compile its step.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class StackedSteps:
         self.member: Member | None = None
         self.epoch: tuple[Tensor, int] | None = None  # the examples of an epoch that is not listed yet, and where it begins
         self.entered = self.apart = False
+        self.wait_for_code: Callable[[int], None] | None = None
         self.failed = "images in the host's memory" if split.on_host or split.stream else ""
 
     def begin_epoch(self, order: Tensor, batch: int, first: int) -> None:
@@ -74,7 +79,10 @@ class StackedSteps:
         try:
             if self.failed:
                 raise RuntimeError(self.failed)
-            self._join((*self.split.fetch(index), number.clone()), self.step.paddings())
+            lanes = lane_count()
+            if self.wait_for_code:
+                self.wait_for_code(lanes)
+            self._join(self._inputs(index, number), self.step.paddings(), lanes)
         except Exception as error:  # it may fail in many ways; the step can always run alone
             self.failed = (str(error).splitlines() or [type(error).__name__])[0]
             warnings.warn(f"steps are not stacked and run side by side: {self.failed}", stacklevel=4)
@@ -82,12 +90,32 @@ class StackedSteps:
             stand_apart(apart=True)
         return self.member is not None
 
-    def _join(self, inputs: tuple[Tensor, ...], paddings: Sequence[Padding]) -> None:
+    def _inputs(self, index: Tensor, number: Tensor) -> tuple[Tensor, ...]:
+        """Return the inputs of the step on a batch."""
+        return *self.split.fetch(index), number.clone()
+
+    def make_form(self, index: Tensor, number: Tensor, lanes: int, *, padded_too: bool) -> None:
+        """Make the form of the step as it is in a stack, without a stack: in a helper, which leaves its code on disk.
+
+        Args:
+            index: the numbers of the examples of a full batch.
+            number: the number of the batch.
+            lanes: how many places the stack has.
+            padded_too: whether tensors may get more rows, as in `_join`.
+        """
+        inputs = self._inputs(index, number)
+        if padded_too:
+            with suppress(Exception), padded(self.step.paddings()):
+                find_form(self.step, inputs, lanes)
+                return
+        find_form(self.step, inputs, lanes)
+
+    def _join(self, inputs: tuple[Tensor, ...], paddings: Sequence[Padding], lanes: int) -> None:
         stacks, form, stack = stacking(), None, None
         assert stacks is not None
         try:
             with padded(paddings):
-                form, tensors = find_form(self.step, inputs, lane_count())
+                form, tensors = find_form(self.step, inputs, lanes)
                 stack = next((each for each in stacks if each.form is form and each.has_place), None)
                 if stack is None:  # with more rows, as they are now
                     stack = Stack(form, inputs, tensors, record=self.record)
@@ -96,7 +124,7 @@ class StackedSteps:
             if not paddings or form is not None:
                 raise
         if form is None:  # not above, where the error still holds what the step has computed with more rows
-            self._join(inputs, ())
+            self._join(inputs, (), lanes)
             return
         fills = {id(padding.tensor): padding.fill for padding in paddings}
         assert stack is not None

@@ -1,12 +1,13 @@
-"""Compile the steps of a run's later tasks ahead, in helper processes (`engine/helpers.py`).
+"""Compile the steps of a run's tasks ahead, in helper processes (`engine/helpers.py`).
 
 A helper gets no data. It builds the method of the run on random images of the same shapes, takes one step, whose operations
-are then those of the run, and compiles it.
+are then those of the run, and compiles it. Of runs that are stacked it compiles the step of the stack.
 """
 
 import json
 import multiprocessing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from hatrack._version import __version__
 from hatrack.engine import helpers
 from hatrack.engine.choice import Precision
 from hatrack.engine.compiled import import_compiler
-from hatrack.engine.interleaving import is_interleaved
+from hatrack.engine.interleaving import is_interleaved, lane_count, run_interleaved, stacking
 from hatrack.engine.precision import precision_scope
 from hatrack.engine.recorded import own_stream
 from hatrack.experiments.build import build_method, build_trunk
@@ -27,10 +28,17 @@ from hatrack.regime import Regime
 from hatrack.tasks.batches import count_batches
 from hatrack.tasks.device import all_to_device
 from hatrack.tasks.split import Split
+from hatrack.tasks.targets import CLASSES
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import Transform
-from hatrack.training.epoch_sizes import room_for_losses
+from hatrack.training.epoch_sizes import max_steps, room_for_losses
+from hatrack.training.paddings import fades
 from hatrack.training.trainer import Trainer
+
+PACE = {  # options of a regime that change no operation of a step
+    "epochs", "lr", "schedule", "patience", "factor", "floor", "gamma", "every", "restore", "task_lr_decay", "task_lr_floor",
+    "on_divergence", "steps", "warmup", "best_by", "stop_after",
+}  # fmt: skip
 
 
 def form_of(task: Task, regime: Regime) -> dict[str, Any]:
@@ -49,6 +57,16 @@ def form_of(task: Task, regime: Regime) -> dict[str, Any]:
         "pixels": None if pixels is None else pixels.shape[1],
         "augment": split.augment,
     }
+
+
+def stacked_form_of(task: Task, spec: Run) -> dict[str, Any]:
+    """Return the same of a step in a stack, where the pixels of images are moved already (`Split.laid_out`), and whether its
+    head has room for the classes of all tasks (`FitLoop._paddings`)."""
+    form, regime = form_of(task, spec.regime), spec.regime.at(task.index)
+    moved = {"raw": form["shape"], "pixels": None} if form["pixels"] is not None else {}
+    own_head = spec.heads == "multi" and spec.scenario != "class"
+    plain = task.train.target.smoothed(regime.smoothing) is CLASSES and not fades(regime, max_steps(task, regime))
+    return {**form, **moved, "padded": own_head and plain}
 
 
 def imitate(index: int, form: dict[str, Any]) -> Task:
@@ -72,19 +90,31 @@ class Ahead:
     """The steps of a run that are compiled ahead.
 
     Attributes:
-        names: the name of the job of every task, by the number of the task.
+        names: the name of the job of every task, by the number of the task, but for the number of lanes.
+        jobs: what a helper needs for it.
+        lanes: how many lanes the run's stacks have at first; 0 if it is not stacked.
     """
 
     names: list[str]
+    jobs: list[dict[str, Any]]
+    lanes: int
 
-    def wait(self, task: Task) -> None:
+    def start(self, task: int, lanes: int) -> None:
+        """Let a helper compile the step of a task, unless that was done before."""
+        name = f"{self.names[task]} {lanes}"
+        if not helpers.is_known(name):
+            helpers.start(name, compile_step, {**self.jobs[task], "lanes": lanes})
+
+    def wait(self, task: Task, lanes: int) -> None:
         """Wait until the step of a task is compiled, if a helper does that."""
-        helpers.wait(self.names[task.index])
+        if lanes != self.lanes:  # runs of its kind have ended
+            self.start(task.index, lanes)
+        helpers.wait(f"{self.names[task.index]} {lanes}")
 
     def remember(self) -> None:
         """Note that all steps of the run are in the compiler's cache."""
         for name in set(self.names):
-            helpers.remember(name)
+            helpers.remember(f"{name} {self.lanes}")
 
 
 def compile_ahead(
@@ -99,20 +129,24 @@ def compile_ahead(
     """
     if helpers.COUNT < 1 or method.step_forms == "many" or multiprocessing.parent_process() is not None:
         return None
+    lanes = 0 if stacking() is None else lane_count()
     plain = {key: value for key, value in spec.spec.items() if key != "seed"}
+    plain["regime"] = {key: value for key, value in plain["regime"].items() if key not in PACE}
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     setting = [plain, where, precision, torch.get_num_threads(), torch.__version__, __version__]
-    forms, two = [form_of(task, spec.regime) for task in tasks], method.step_forms == "two"
-    names = [json.dumps([*setting, form, two and k == 0], sort_keys=True) for k, form in enumerate(forms)]
+    forms = [stacked_form_of(task, spec) if lanes else form_of(task, spec.regime) for task in tasks]
+    most, two = max(task.classes for task in tasks), method.step_forms == "two"
+    heads = [{**form, "classes": most} if form.get("padded") else form for form in forms]
+    names = [json.dumps([*setting, form, two and k == 0], sort_keys=True) for k, form in enumerate(heads)]
+    job = {
+        "spec": {**spec.spec, "network": spec.network, "weights": spec.weights}, "tasks": forms, "device": device.type,
+        "precision": precision, "threads": torch.get_num_threads(),
+    }  # fmt: skip
+    ahead = Ahead(names, [{**job, "order": [0, k] if two and k else [k]} for k in range(len(tasks))], lanes)
     for k, name in enumerate(names):
-        if not helpers.is_known(name) and (is_interleaved() or name != names[0]):
-            job = {
-                "spec": {**spec.spec, "network": spec.network, "weights": spec.weights}, "tasks": forms,
-                "order": [0, k] if two and k else [k], "device": device.type,
-                "precision": precision, "threads": torch.get_num_threads(),
-            }  # fmt: skip
-            helpers.start(name, compile_step, job)
-    return Ahead(names)
+        if is_interleaved() or name != names[0]:
+            ahead.start(k, lanes)
+    return ahead
 
 
 # In a helper
@@ -123,13 +157,14 @@ class OneStep(Trainer):
 
     Args:
         regime: the regime of the run.
-        rooms: the sizes of the buffers for losses, by the number of the task.
+        forms: the forms of the tasks.
         last: the number of the task whose step is compiled.
+        lanes: how many lanes the stack has whose step it is; 0 for a step alone.
     """
 
-    def __init__(self, regime: Regime, rooms: list[int], last: int) -> None:
+    def __init__(self, regime: Regime, forms: list[dict[str, Any]], last: int, lanes: int = 0) -> None:
         super().__init__(regime, progress=False, engine="eager")
-        self.rooms, self.last = rooms, last
+        self.forms, self.last, self.lanes = forms, last, lanes
 
     def __call__(
         self, method: Method, task: Task, *, plain: dict[nn.Parameter, float] | None = None, **changes: Any
@@ -138,11 +173,14 @@ class OneStep(Trainer):
         device = method.net.example.device
         with own_stream(device):
             loop = self.start(method, task, plain=plain, **changes)
-            loop.losses = torch.zeros(self.rooms[task.index], device=device)
+            loop.losses = torch.zeros(self.forms[task.index]["room"], device=device)
             whole = loop.compiled.size if loop.compiled else len(task.train)
             method.train()
             index, number = torch.arange(whole, device=device), torch.zeros((), dtype=torch.int64, device=device)
-            loop.step_on(*loop.prefetcher.split.fetch(index), number)
+            if loop.compiled and loop.stacked:
+                loop.stacked.make_form(index, number, self.lanes, padded_too=self.forms[task.index]["padded"])
+            else:
+                loop.step_on(*loop.prefetcher.split.fetch(index), number)
             if loop.compiled and loop.compiled.failed:
                 raise RuntimeError("the step can't be compiled")
             loop.result.epochs.append(EpochResult(loop.regime.lr, 0.0, None, None))  # for methods that read the last one
@@ -154,9 +192,17 @@ def compile_step(job: dict[str, Any]) -> None:
     spec, device = Run.from_spec(job["spec"], own=[job["spec"]["method"]]), torch.device(job["device"])
     torch.set_num_threads(job["threads"])
     import_compiler()  # while the method is built
+    if job["lanes"]:
+        run_interleaved([partial(_learn, spec, device, job)], device, 1, stack=True)
+    else:
+        _learn(spec, device, job)
+
+
+def _learn(spec: Run, device: torch.device, job: dict[str, Any]) -> None:
+    """Learn random images."""
     tasks = all_to_device([imitate(k, form) for k, form in enumerate(job["tasks"])], device)
     with precision_scope(job["precision"], device):
         method = build_method(spec, tasks, build_trunk(spec, tasks), device)
-        fit = OneStep(spec.regime, [form["room"] for form in job["tasks"]], job["order"][-1])
+        fit = OneStep(spec.regime, job["tasks"], job["order"][-1], job["lanes"])
         for k in job["order"]:
             method.learn(tasks[k], fit)

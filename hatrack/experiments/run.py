@@ -15,7 +15,7 @@ import torch
 from hatrack._version import __version__
 from hatrack.engine.choice import Engine, Precision, choose_engine
 from hatrack.engine.compiled import import_compiler
-from hatrack.engine.interleaving import stacking, wait_for_gpu
+from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.precision import check_precision, precision_scope
 from hatrack.experiments.ahead import compile_ahead
 from hatrack.experiments.arguments import check_arguments, check_note
@@ -127,8 +127,7 @@ def run(
         ahead = None
         if trainer.compiles(kind, torch.device(device).type):
             import_compiler()
-            if stacking() is None:  # helpers compile the steps of single runs
-                ahead = compile_ahead(spec, tasks, kind, torch.device(device), precision)
+            ahead = compile_ahead(spec, tasks, kind, torch.device(device), precision)
         method = build_method(spec, tasks, build_trunk(spec, tasks), device)
         for task in tasks:
             task.target.check_for(type(method).__name__, method.targets, task.name)
@@ -165,7 +164,7 @@ def run(
         record.versions |= versions(device)
         used = precision if torch.device(device).type == "cuda" else "float32"
         engines = sorted({result.engine for result in trainer.fits})
-        if ahead and engines == ["compiled"]:
+        if ahead and engines == ["compiled, stacked" if ahead.lanes else "compiled"]:
             ahead.remember()
         record.versions |= {"engine": " and ".join(engines) or "none", "precision": used}
         record.versions |= {"ranks": ranks.size} if ranks else {}

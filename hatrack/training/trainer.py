@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -113,7 +114,8 @@ class Trainer:
         self.checkpointer: Checkpointer | None = None  # saves the state of fits
         self.after_epoch: Callable[[Method, FitResult], None] | None = None  # it may add to what the result has
         self.tasks: Sequence[Task] = ()  # all tasks of the run, if they are known
-        self.wait_for_code: Callable[[Task], None] | None = None  # until the step of a task is compiled in another process
+        # Waits until the step of a task is compiled in another process, of a stack with so many lanes.
+        self.wait_for_code: Callable[[Task, int], None] | None = None
         self.ranks: Ranks | None = None  # the processes that share the batches of this run
         self.count_costs = False  # whether fits count the operations of their steps and measure memory, for a record
         self.fits: list[FitResult] = []
@@ -153,7 +155,10 @@ class Trainer:
         )
         loop.augment, loop.ranks = function, self.ranks
         if loop.compiled and self.wait_for_code:
-            self.wait_for_code(task)
+            if loop.stacked:
+                loop.stacked.wait_for_code = partial(self.wait_for_code, task)
+            else:
+                self.wait_for_code(task, 0)
         for name, parameter in loop.weights.items() if regime.keep_state else ():
             before = carried.optimizer.get(name)
             new = loop.optimizers.main.state[parameter]

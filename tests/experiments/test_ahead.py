@@ -55,7 +55,7 @@ def test_what_a_helper_compiles_is_the_step_of_the_run(name, captured_only):
     two = method.step_forms == "two"
     for order in ([0], [0, 1]) if two else ([1],):
         forms = [ahead.form_of(task, one.regime) for task in tasks]
-        job = {"spec": one.spec, "tasks": forms, "order": order, "device": "cpu", "precision": "tf32"}
+        job = {"spec": one.spec, "tasks": forms, "order": order, "device": "cpu", "precision": "tf32", "lanes": 0}
         ahead.compile_step({**job, "threads": torch.get_num_threads()})
     before = set(compiled._code_cache)
     assert before
@@ -84,9 +84,9 @@ def test_with_other_settings(regime, options, captured_only):
     one = Run(**{**vars(base), **options}) if options else base
     tasks, method = build(one)
     forms = [ahead.form_of(task, one.regime) for task in tasks]
-    job = {"spec": one.spec, "tasks": forms, "order": [1], "device": "cpu", "precision": "tf32"}
+    job = {"spec": one.spec, "tasks": forms, "order": [1], "device": "cpu", "precision": "tf32", "lanes": 0}
     ahead.compile_step({**job, "threads": torch.get_num_threads()})
-    fit = ahead.OneStep(one.regime, [form["room"] for form in forms], 1)
+    fit = ahead.OneStep(one.regime, forms, 1)
     loop = None
 
     def real(method, task, **how):
