@@ -299,4 +299,10 @@ def _size(tensor: Tensor) -> int:
 
 
 def _address(tensor: Tensor) -> int:
+    """Return where the memory of a tensor lies; sparse and nested ones have none of their own."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else "sparse"
+        raise ValueError(
+            f"the trunk computes with a {kind} tensor ({users_line()}), which can't be followed; use a dense one"
+        )
     return tensor.untyped_storage().data_ptr()

@@ -123,3 +123,26 @@ def test_sparse_weights_are_refused_by_name():
     trunk[1].weight = nn.Parameter(trunk[1].weight.detach().to_sparse())
     with pytest.raises(ValueError, match=r"'1.weight' is sparse"):
         Network(trunk, tasks=toy_tasks(1))
+
+
+class Neighbours(nn.Module):
+    """Mixes the pixels of an image by a sparse matrix, which is a buffer of no file, or a plain attribute."""
+
+    def __init__(self, *, buffer):
+        super().__init__()
+        self.layer, matrix = nn.Linear(16, 8), torch.eye(16).to_sparse()
+        if buffer:
+            self.register_buffer("matrix", matrix, persistent=False)
+        else:
+            self.matrix = matrix
+
+    def forward(self, x):
+        return self.layer(torch.sparse.mm(self.matrix, x.flatten(1).T).T)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "named"), [(True, "'matrix' is sparse"), (False, r"sparse tensor \(test_promise_weights.py, line")]
+)
+def test_a_sparse_matrix_is_refused_in_one_line(buffer, named):
+    with pytest.raises(ValueError, match=named):
+        hr.HAT(Network(Neighbours(buffer=buffer), tasks=toy_tasks(1)))

@@ -258,6 +258,27 @@ def test_convolutions_of_every_kind(name):
 
 
 @pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: torch.view_as_complex(x.unflatten(1, (-1, 2))).angle(),
+        lambda x: torch.view_as_complex(x.unflatten(1, (-1, 2))).abs(),
+        lambda x: x.view(torch.int32).float() / 2**30,
+    ],
+    ids=["angle", "absolute value", "bits"],
+)
+def test_zeros_of_the_example_behind_complex_numbers_or_bits(read):
+    """They are zero for these two inputs, not for all."""
+    example = -torch.ones(2, 3)
+    first = nn.Linear(3, 8)
+    nn.init.constant_(first.weight, 1.0)
+    nn.init.zeros_(first.bias)
+    width = read(torch.zeros(1, 8)).shape[1]
+    trunk = Lambda(lambda own, x: own.second(read(own.first(x).relu())), first=first, second=nn.Linear(width, 5))
+    assert not read(first(example).relu()).any()
+    check_units(trunk, torch.cat([example, images(3).abs()]))
+
+
+@pytest.mark.parametrize(
     ("pool", "size"),
     [
         (nn.MaxPool1d(2), (8,)),
