@@ -19,6 +19,15 @@ def check_tensors(trunk: nn.Module) -> None:
             raise ValueError(f"the trunk's {name!r} is sparse: only dense tensors can be kept; .to_dense() makes one")
 
 
+def check_gradients(trunk: nn.Module) -> None:
+    """Raise an error in one line if a layer that is trained gives sparse gradients, which can't be masked or clipped."""
+    for name, module in trunk.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise ValueError(
+                f"the trunk's {name!r} has sparse gradients, which can't be masked: {type(module).__name__}(sparse=False)"
+            )
+
+
 def check_precision(trunk: nn.Module, images: Tensor, what: str, *, tokens: bool = True) -> None:
     """Raise an error in one line if a trunk computes in another precision than that of images.
 

@@ -146,3 +146,17 @@ class Neighbours(nn.Module):
 def test_a_sparse_matrix_is_refused_in_one_line(buffer, named):
     with pytest.raises(ValueError, match=named):
         hr.HAT(Network(Neighbours(buffer=buffer), tasks=toy_tasks(1)))
+
+
+def words(layer):
+    return nn.Sequential(layer, nn.Flatten(), nn.Linear(32, 8))
+
+
+@pytest.mark.parametrize("name", ["hat", "pmask", "sgd"])
+def test_sparse_gradients_are_refused_in_one_line(name):
+    x, y = torch.randint(9, (20, 4)), torch.arange(20) % 2
+    task = hr.Task.from_arrays(0, "words", x, y, x, y, tokens=True)
+    with pytest.raises(ValueError, match=r"'0' has sparse gradients.*Embedding\(sparse=False\)"):
+        METHODS[name](Network(words(nn.Embedding(9, 8, sparse=True)), tasks=[task]))
+    net = Network(words(nn.Embedding(9, 8, sparse=True)), tasks=[task], freeze="0")  # it has no gradient
+    METHODS[name](net).learn(task, Trainer(Regime(epochs=1)))
