@@ -298,7 +298,7 @@ class Network(nn.Module):
             features: its inputs; by default the features of the trunk.
         """
         with seeded(self.seed, "head", number):
-            head = nn.Linear(features or self.features, classes or self.classes[number])
+            head = nn.Linear(features or self.features, classes or self.classes[number], dtype=torch.float32)
             initialise(head, self.init)
         return head.to(self.example.device)
 
