@@ -87,16 +87,20 @@ def save_onnx(network: fx.GraphModule, example: Tensor, path: Path) -> Run:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), _quiet(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # of torch's own code
         file = Path(folder) / "network.onnx"
-        torch.onnx.export(
-            network,
-            (example,),
-            file,
-            dynamo=True,
-            external_data=False,
-            input_names=["images"],
-            output_names=["logits"],
-            dynamic_shapes=({0: torch.export.Dim("images")},),
-        )
+        try:
+            torch.onnx.export(
+                network,
+                (example,),
+                file,
+                dynamo=True,
+                external_data=False,
+                input_names=["images"],
+                output_names=["logits"],
+                dynamic_shapes=({0: torch.export.Dim("images")},),
+            )
+        except torch.onnx.OnnxExporterError as error:
+            reason = (str(error.__cause__ or error).strip() or type(error).__name__).partition("\n")[0]
+            raise ValueError(f"torch can't write this network for ONNX ({reason}); --format torch may be able to") from error
         write(path, file.read_bytes())
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])

@@ -24,7 +24,7 @@ from hatrack.methods.growth.grow import grow, replay, room_for
 from hatrack.methods.growth.growth import Growth
 from hatrack.methods.guarantees import Bits, Probes, transaction
 from hatrack.methods.hidden_state import HiddenState
-from hatrack.methods.modes import without_autocast_cache
+from hatrack.methods.modes import with_gradients, without_autocast_cache
 from hatrack.methods.overrides import check_overrides
 from hatrack.methods.ownership import check_owner, claim
 from hatrack.methods.parts.releasing import note_forgotten
@@ -237,7 +237,7 @@ class Method(TrainedMethod):
         """
         check_task(self, task, fit)
         check_owner(self)
-        with self.lock, without_autocast_cache(), room_for(self, task):
+        with self.lock, without_autocast_cache(), with_gradients(), room_for(self, task):
             task, counted = to_device(task, self.net.example.device), CountedFit(fit)
             with transaction(self, task, counted), self._while_learning(task.index):
                 self.net.set_preprocessing(task)

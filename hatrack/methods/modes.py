@@ -1,4 +1,4 @@
-"""Evaluation mode for a while, and learning under autocast."""
+"""Evaluation mode for a while, and learning within modes of the caller: autocast, and without gradients."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,3 +39,10 @@ def without_autocast_cache() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+@contextmanager
+def with_gradients() -> Iterator[None]:
+    """Within it torch computes gradients, also if the caller has switched them off by `no_grad` or the inference mode."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield

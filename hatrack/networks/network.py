@@ -20,7 +20,7 @@ from hatrack.networks.heads import by_task, heads_by_task
 from hatrack.networks.initial_weights import initialise
 from hatrack.networks.packed_heads import PackedHeads
 from hatrack.networks.preprocessing import Preprocessing, as_example, classes_and_example
-from hatrack.networks.trunk import check_tensors, count_features, without_last_layer
+from hatrack.networks.trunk import check_gradients, check_tensors, count_features, without_last_layer
 from hatrack.seeds import seeded
 from hatrack.tasks.split import TaskId
 from hatrack.tasks.targets import CLASSES, Target
@@ -90,6 +90,7 @@ class Network(nn.Module):
         self.features = self._features()
         self.preprocessing = Preprocessing(tuple(self.example.shape[1:]), where, tokens=self.example.dtype == torch.int64)
         self.frozen = [*freeze_parts(trunk, freeze), *frozen_norms(trunk)]
+        check_gradients(trunk)
         self.classes: list[int] = []
         self.in_use = 0  # while a task is learned: of how many tasks there can be examples in a batch; otherwise 0
         self.mixed: Collection[int] = ()  # the tasks whose heads batches train that mix tasks: see `packed_heads.py`
@@ -297,7 +298,7 @@ class Network(nn.Module):
             features: its inputs; by default the features of the trunk.
         """
         with seeded(self.seed, "head", number):
-            head = nn.Linear(features or self.features, classes or self.classes[number])
+            head = nn.Linear(features or self.features, classes or self.classes[number], dtype=torch.float32)
             initialise(head, self.init)
         return head.to(self.example.device)
 

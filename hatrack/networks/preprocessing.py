@@ -66,7 +66,7 @@ class Preprocessing(nn.Module):
     def __init__(self, shape: tuple[int, ...], device: torch.device, *, tokens: bool = False) -> None:
         super().__init__()
         self.shape, self.tokens = shape, tokens
-        self.register_buffer("mean", torch.zeros(0, shape[0] if len(shape) == 3 else 1, device=device))
+        self.register_buffer("mean", torch.zeros(0, shape[0] if len(shape) == 3 else 1, device=device, dtype=torch.float32))
         self.register_buffer("std", torch.ones_like(self.mean))
         self.register_buffer("pixels", torch.zeros(0, math.prod(shape), dtype=torch.int64, device=device))
         self.register_buffer("raw", torch.zeros(0, dtype=torch.int64, device=device))

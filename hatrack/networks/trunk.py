@@ -10,11 +10,22 @@ from hatrack.tracing.units import last_layer
 
 def check_tensors(trunk: nn.Module) -> None:
     """Raise an error in one line if a trunk holds something else than dense tensors."""
-    for name, value in trunk.state_dict().items():
+    state = trunk.state_dict()
+    for name, value in state.items():
         if not isinstance(value, Tensor):
             raise ValueError(f"the trunk's state holds {name!r}, of type {type(value).__name__}: only tensors can be kept")
+    for name, value in {**state, **dict(trunk.named_buffers())}.items():  # also buffers that no file holds
         if value.layout != torch.strided:
-            raise ValueError(f"the trunk's {name!r} is sparse: only dense weights can be learned; .to_dense() makes one")
+            raise ValueError(f"the trunk's {name!r} is sparse: only dense tensors can be kept; .to_dense() makes one")
+
+
+def check_gradients(trunk: nn.Module) -> None:
+    """Raise an error in one line if a layer that is trained gives sparse gradients, which can't be masked or clipped."""
+    for name, module in trunk.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise ValueError(
+                f"the trunk's {name!r} has sparse gradients, which can't be masked: {type(module).__name__}(sparse=False)"
+            )
 
 
 def check_precision(trunk: nn.Module, images: Tensor, what: str, *, tokens: bool = True) -> None:

@@ -6,7 +6,7 @@ in a loop over time, all steps but the first one usually read the same.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ class Example:
         features: (features...), the set id of every feature.
         held: the names of the parameters that need no masks: no task after the first changes them, or each has its own.
         gated: the parameters that have gates of their own, with the dimension that holds the channels.
+        written: the names of the buffers that a training pass writes.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class Example:
         features: Tensor,
         held: set[str],
         gated: Mapping[str, int],
+        written: Set[str],
     ) -> None:
+        self.written = written
         self.table, self.uses, self.unused, self.places = table, uses, unused, places
         self.features, self.held, self.gated = features, held, gated
 
@@ -57,7 +60,7 @@ class Example:
         """
         with seeded(0, "units of an input of another length"):
             twin, table = copy.deepcopy(trunk), copy.deepcopy(self.table)
-            trace, features = trace_trunk(twin, x, self.gated, table, DependencySets(sets))
+            trace, features = trace_trunk(twin, x, self.gated, self.written, table, DependencySets(sets))
         sets_of, untraceable = trace.tracker.dependencies, set(trace.tracker.untraceable)
         if trace.counts != counts or trace.table.count != self.table.count or not untraceable <= self.held:
             return False
@@ -90,15 +93,20 @@ class Example:
         return bool(frozen.all()) or (union is not None and _within(use.reads, union, dependencies))
 
 
-def trace_example(twin: nn.Module, x: Tensor) -> tuple[Trace, Tensor, dict[str, int]]:
+def trace_example(twin: nn.Module, x: Tensor, written: Set[str]) -> tuple[Trace, Tensor, dict[str, int]]:
     """Trace a copy of a trunk, and again as long as that shows parameters that can have gates of their own.
+
+    Args:
+        twin: the copy.
+        x: a batch of inputs.
+        written: the names of the buffers that a training pass writes.
 
     Returns:
         The last trace, the features, and the parameters with gates of their own, with the dimension that holds the channels.
     """
     parameters, gated, failed = dict(twin.named_parameters()), dict[str, int](), set[str]()
     while True:
-        trace, features = trace_trunk(twin, x, gated)
+        trace, features = trace_trunk(twin, x, gated, written)
         failed |= gated.keys() & trace.tracker.untraceable.keys()
         found = gated | gated_parameters(trace.tracker, parameters)
         found = {name: dim for name, dim in found.items() if name not in failed}
@@ -111,6 +119,7 @@ def trace_trunk(
     twin: nn.Module,
     x: Tensor,
     gated: Mapping[str, int],
+    written: Set[str],
     table: UnitTable | None = None,
     dependencies: DependencySets | None = None,
 ) -> tuple[Trace, Tensor]:
@@ -120,6 +129,7 @@ def trace_trunk(
         twin: the copy.
         x: a batch of inputs.
         gated: parameters that have gates of their own, with the dimension that holds the channels.
+        written: the names of the buffers that a training pass writes.
         table: the units of an earlier trace.
         dependencies: the dependency sets of an earlier trace.
 
@@ -128,8 +138,9 @@ def trace_trunk(
     """
     twin = twin.cpu().eval()
     x = x.detach()[:2].cpu() if len(x) > 1 else torch.cat([x, x]).detach().cpu()
-    parameters = dict(twin.named_parameters())
-    tracker = DependencyTracker(parameters, x, twin.buffers(), dependencies)
+    parameters, buffers = dict(twin.named_parameters()), dict(twin.named_buffers())
+    fixed, changing = ([b for name, b in buffers.items() if (name in written) == kind] for kind in (False, True))
+    tracker = DependencyTracker(parameters, x, fixed, changing, dependencies)
     trace = Trace(tensor_names(twin), tracker, table, ungated_weights(twin))
     for name, dim in gated.items():
         trace.gate_parameter(name, parameters[name], dim)

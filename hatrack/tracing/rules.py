@@ -89,9 +89,11 @@ class Operation:
 
 def result_ids(op: Operation) -> Tensor | None:
     """Return the set ids of an operation's first result; None if no rule applies, so that it is always active."""
-    if not op.floats:  # a new tensor: its zeros are the same for every input, unless they are random or uninitialised
+    if not op.tensors:  # a new tensor: its zeros are the same for every input, unless they are random or uninitialised
         random = torch.Tag.nondeterministic_seeded in op.func.tags or "empty" in op.name
         return None if random else torch.where(op.outputs[0] == 0, ALWAYS_ZERO, ALWAYS_ACTIVE)
+    if not op.floats and op.name not in ZEROS:
+        return None  # computed from bits or complex numbers: its zeros may be those of the example
     if op.name not in ZEROS and "out" in op.given:
         return None
     if op.name in REDUCTIONS and not op.floats[0].numel():

@@ -41,7 +41,8 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         parameters: the parameters of the trunk, by name.
         x: the input of the trunk.
-        buffers: the buffers of the trunk.
+        buffers: the buffers of the trunk that stay as they are.
+        changing: the other ones, which a training pass writes: they may differ between tasks, as the input does.
         dependencies: the sets of an earlier trace, if there was one.
 
     Attributes:
@@ -66,6 +67,7 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         parameters: dict[str, nn.Parameter],
         x: Tensor,
         buffers: Iterable[Tensor] = (),
+        changing: Iterable[Tensor] = (),
         dependencies: DependencySets | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -81,8 +83,7 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._set_ids: dict[int, Tensor] = {}  # by address of a storage: the set id of each of its elements
         self._positions: dict[int, Tensor] = {}  # by address of a storage: the position of each of its elements
         self._input_dependent: set[int] = set()  # addresses of integer or bool storages that may differ between inputs
-        if not x.is_floating_point():
-            self._input_dependent.add(_address(x))
+        self._input_dependent |= {_address(t) for t in (x, *changing) if not t.is_floating_point()}
         self.reads: list[str] = []
         self._fixed = {_address(b) for b in buffers}  # addresses of storages whose values do not depend on the input
         self._gated: dict[int, Tensor] = {}  # by `id`: the tensors that were gated after a read, as they are
@@ -299,4 +300,10 @@ def _size(tensor: Tensor) -> int:
 
 
 def _address(tensor: Tensor) -> int:
+    """Return where the memory of a tensor lies; sparse and nested ones have none of their own."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else "sparse"
+        raise ValueError(
+            f"the trunk computes with a {kind} tensor ({users_line()}), which can't be followed; use a dense one"
+        )
     return tensor.untyped_storage().data_ptr()

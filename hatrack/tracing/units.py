@@ -74,8 +74,8 @@ class Units:
         self.trunk = trunk
         twin = copy.deepcopy(trunk).cpu().eval()
         x = example[:2].cpu() if len(example) > 1 else torch.cat([example, example]).cpu()
-        _check_no_recomputation(copy.deepcopy(twin), x)
-        trace, features, gated = trace_example(twin, x)
+        written = _written_in_training(copy.deepcopy(twin), x)
+        trace, features, gated = trace_example(twin, x, written)
         tracker, table = trace.tracker, trace.table
         self.count, self.layers, self.places = table.count, table.layers, Places(trace.final_gates(features))
         if not self.count:
@@ -96,7 +96,7 @@ class Units:
         self.per_task = small - set(self.frozen_entirely)
         self.traced = set(self.layout) - trace.norms - self.per_task
         held = {*self.frozen_entirely, *self.per_task, *trace.norms}
-        self._example = Example(table, self.uses, self._unused, self.places, self.features, held, gated)
+        self._example = Example(table, self.uses, self._unused, self.places, self.features, held, gated, written)
         self._repeated = {name: n for name, n in trace.counts.items() if n > 1 and name in set(trace.names.values())}
         self._shape = x.shape[1:]
         self._other_calls: set[tuple[Any, ...]] = set()  # the shapes and numbers of calls for which the masks hold, too
@@ -375,8 +375,12 @@ class _NoLayers(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _check_no_recomputation(trunk: nn.Module, x: Tensor) -> None:
-    """Raise if the backward pass computes layers again: there, the gates would not be applied."""
+def _written_in_training(trunk: nn.Module, x: Tensor) -> set[str]:
+    """Run a training pass, and return the names of the buffers that it writes.
+
+    It raises if the backward pass computes layers again: there, the gates would not be applied.
+    """
+    before = {name: (buffer.clone(), _version(buffer)) for name, buffer in trunk.named_buffers()}
     with seeded(0, "units"), torch.enable_grad():
         out = trunk.train()(x)
         if not isinstance(out, Tensor):
@@ -387,3 +391,11 @@ def _check_no_recomputation(trunk: nn.Module, x: Tensor) -> None:
             edge = torch.autograd.graph.get_gradient_edge(out)
             with _NoLayers():
                 torch.autograd.backward(edge, torch.ones_like(out))
+    now = dict(trunk.named_buffers())
+    same = (n for n, (t, v) in before.items() if n in now and _version(now[n]) == v and torch.equal(now[n], t))
+    return before.keys() - set(same)
+
+
+def _version(tensor: Tensor) -> int:
+    """Return torch's count of writes to a tensor; tensors of the inference mode have none."""
+    return 0 if tensor.is_inference() else tensor._version

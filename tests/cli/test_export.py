@@ -103,6 +103,34 @@ def test_wrong_tasks_name_the_nearest(model, capsys):
     assert said.count("\n") == 1
 
 
+class Distances(torch.nn.Module):
+    """A trunk with an operation that has no form for any number of images in ONNX."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.centres = torch.nn.Linear(16, 8), torch.nn.Buffer(torch.ones(4, 8))
+
+    def forward(self, x):
+        return torch.cdist(self.layer(x.flatten(1)), self.centres)
+
+
+@pytest.mark.slow
+def test_an_operation_that_onnx_does_not_have_is_one_line(tmp_path, capsys):
+    pytest.importorskip("onnxscript")
+    tasks, path = toy_tasks(1), tmp_path / "model.safetensors"
+    method = HAT(Network(Distances(), tasks=tasks))
+    learn(method, tasks)
+    save(method, path)
+    capsys.readouterr()
+    words = ("export", str(path), "--task", "0", "--format", "onnx", "--out", str(tmp_path / "x.onnx"))
+    assert main((*words, "--trunk", "tests.cli.test_export:Distances")) == 2
+    said = capsys.readouterr().err
+    assert "for ONNX" in said
+    assert "--format torch" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "x.onnx").exists()
+
+
 def test_without_the_extra_the_command_says_what_to_install(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     words = ("export", str(model), "--task", "0", "--format", "onnx", "--out", str(tmp_path / "x.onnx"))

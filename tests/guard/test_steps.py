@@ -333,10 +333,10 @@ def test_what_was_stopped_from_the_beginning_stays_as_it_is():
 class Words(nn.Module):
     def __init__(self, sparse):
         super().__init__()
-        self.table, self.layer = nn.Embedding(9, 8, sparse=sparse), nn.Linear(8, WIDTH)
+        self.table, self.layer, self.sparse = nn.Embedding(9, 8), nn.Linear(8, WIDTH), sparse
 
     def forward(self, x):
-        return self.layer(self.table(x).mean(1))
+        return self.layer(F.embedding(x, self.table.weight, sparse=self.sparse).mean(1))
 
 
 def words(sparse):

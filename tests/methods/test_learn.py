@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from hatrack import EWC, PNN, Diverged, Method, Network, PackNet, Regime, Task, Trainer, evaluate
+from hatrack import EWC, METHODS, PNN, Diverged, Method, Network, PackNet, Regime, Task, Trainer, evaluate
 from hatrack.networks.mlp import mlp
-from tests.helpers.learning import make
+from tests.helpers.learning import ISOLATED, SMALLER, learn, logits, make
+from tests.helpers.models import fresh
+from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 SHORT = Regime(epochs=2, batch=16, optimizer="adam", lr=0.01, keep_state=True)
@@ -259,3 +261,32 @@ def test_a_trainer_checks_what_it_is_given(wrong):
     (name,) = wrong
     with pytest.raises(ValueError, match=name):
         Trainer(SHORT, **wrong)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_learning_where_the_caller_has_switched_gradients_off(mode):
+    tasks, fit = toy_tasks(1), Regime(epochs=2, batch=16)
+    method, plain = make("hat", tasks), make("hat", tasks)
+    with mode():
+        method.learn(tasks[0], Trainer(fit))
+    plain.learn(tasks[0], Trainer(fit))
+    assert torch.equal(logits(method, tasks[0]), logits(plain, tasks[0]))
+
+
+@pytest.mark.parametrize("name", quick_and_slow(ISOLATED, ["hat", "pmask", "pnn"]))
+def test_another_default_type_of_numbers(name):
+    """Heads and gates are float32 whatever the default is, as a saved method is."""
+    tasks, found = toy_tasks(2), []
+    for kind in (torch.float32, torch.float64):
+        trunk, example = fresh(), tasks[0].train.inputs(torch.arange(2))
+        torch.set_default_dtype(kind)
+        try:
+            method = METHODS[name](Network(trunk, [tasks[0].classes], example), **SMALLER.get(name, {}))
+            method.net.add_task(tasks[1].classes)
+            learn(method, tasks, Trainer(Regime(epochs=2, batch=16)))
+            found.append(method)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    one, two = ({key: value.dtype for key, value in method.state_dict().items()} for method in found)
+    assert one == two
+    assert all(logits(found[1], task).dtype == torch.float32 for task in tasks)

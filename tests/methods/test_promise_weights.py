@@ -123,3 +123,40 @@ def test_sparse_weights_are_refused_by_name():
     trunk[1].weight = nn.Parameter(trunk[1].weight.detach().to_sparse())
     with pytest.raises(ValueError, match=r"'1.weight' is sparse"):
         Network(trunk, tasks=toy_tasks(1))
+
+
+class Neighbours(nn.Module):
+    """Mixes the pixels of an image by a sparse matrix, which is a buffer of no file, or a plain attribute."""
+
+    def __init__(self, *, buffer):
+        super().__init__()
+        self.layer, matrix = nn.Linear(16, 8), torch.eye(16).to_sparse()
+        if buffer:
+            self.register_buffer("matrix", matrix, persistent=False)
+        else:
+            self.matrix = matrix
+
+    def forward(self, x):
+        return self.layer(torch.sparse.mm(self.matrix, x.flatten(1).T).T)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "named"), [(True, "'matrix' is sparse"), (False, r"sparse tensor \(test_promise_weights.py, line")]
+)
+def test_a_sparse_matrix_is_refused_in_one_line(buffer, named):
+    with pytest.raises(ValueError, match=named):
+        hr.HAT(Network(Neighbours(buffer=buffer), tasks=toy_tasks(1)))
+
+
+def words(layer):
+    return nn.Sequential(layer, nn.Flatten(), nn.Linear(32, 8))
+
+
+@pytest.mark.parametrize("name", ["hat", "pmask", "sgd"])
+def test_sparse_gradients_are_refused_in_one_line(name):
+    x, y = torch.randint(9, (20, 4)), torch.arange(20) % 2
+    task = hr.Task.from_arrays(0, "words", x, y, x, y, tokens=True)
+    with pytest.raises(ValueError, match=r"'0' has sparse gradients.*Embedding\(sparse=False\)"):
+        METHODS[name](Network(words(nn.Embedding(9, 8, sparse=True)), tasks=[task]))
+    net = Network(words(nn.Embedding(9, 8, sparse=True)), tasks=[task], freeze="0")  # it has no gradient
+    METHODS[name](net).learn(task, Trainer(Regime(epochs=1)))

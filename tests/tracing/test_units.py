@@ -257,6 +257,61 @@ def test_convolutions_of_every_kind(name):
         torch.testing.assert_close(masks["2.bias"], values[middle:])
 
 
+def chosen_by_number(own, x):
+    """A trunk that reads the channels that were largest in training: their numbers are a buffer."""
+    h = own.first(x).relu()
+    if own.training:
+        own.sizes.lerp_(h.detach().mean(0), 0.5)
+        own.chosen.copy_(own.sizes.topk(3).indices)
+    return own.second(h[:, own.chosen])
+
+
+def chosen_by_size(own, x):
+    """The same, but only their sizes are a buffer."""
+    h = own.first(x).relu()
+    if own.training:
+        own.sizes.lerp_(h.detach().mean(0), 0.5)
+    return own.second(h[:, own.sizes.argsort()[-3:]])
+
+
+@pytest.mark.parametrize("forward", [chosen_by_number, chosen_by_size])
+def test_channels_that_are_chosen_by_what_training_writes(forward):
+    """After training, other channels are read than on the example."""
+    buffers = {"sizes": nn.Buffer(torch.linspace(0, 1, 8)), "chosen": nn.Buffer(torch.tensor([5, 6, 7]))}
+    trunk = Lambda(forward, first=nn.Linear(4, 8), second=nn.Linear(3, 5), **buffers)
+    units, x = Units(trunk, images(4)[:2]), images(4)
+    trunk.eval().chosen.copy_(torch.tensor([0, 1, 2]))
+    trunk.sizes.copy_(trunk.sizes.flip(0))
+    gates = torch.arange(units.count) < 5  # of the first layer 0 to 4
+    gates[units.layers["second"]] = True
+    masks = units.weight_masks(gates)
+    assert not masks["first.weight"][5:].any()
+    changed = {name: torch.where(masks[name], p.detach(), p.detach() + 3) for name, p in trunk.named_parameters()}
+    with torch.no_grad():
+        assert torch.equal(units.run(x, gates), units.run(x, gates, changed))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: torch.view_as_complex(x.unflatten(1, (-1, 2))).angle(),
+        lambda x: torch.view_as_complex(x.unflatten(1, (-1, 2))).abs(),
+        lambda x: x.view(torch.int32).float() / 2**30,
+    ],
+    ids=["angle", "absolute value", "bits"],
+)
+def test_zeros_of_the_example_behind_complex_numbers_or_bits(read):
+    """They are zero for these two inputs, not for all."""
+    example = -torch.ones(2, 3)
+    first = nn.Linear(3, 8)
+    nn.init.constant_(first.weight, 1.0)
+    nn.init.zeros_(first.bias)
+    width = read(torch.zeros(1, 8)).shape[1]
+    trunk = Lambda(lambda own, x: own.second(read(own.first(x).relu())), first=first, second=nn.Linear(width, 5))
+    assert not read(first(example).relu()).any()
+    check_units(trunk, torch.cat([example, images(3).abs()]))
+
+
 @pytest.mark.parametrize(
     ("pool", "size"),
     [

@@ -37,7 +37,7 @@ def initial_embedding(
         task: the number of the task.
         candidates: what the task may use; all other gates are closed. None: everything.
     """
-    e, source = torch.empty(count), generator(net.seed, "embedding", task)
+    e, source = torch.empty(count, dtype=torch.float32), generator(net.seed, "embedding", task)
     e.normal_(generator=source) if kind == "normal" else e.uniform_(0, 2, generator=source)
     e = e.to(net.example.device)
     return e if candidates is None else torch.where(candidates.of(task), e, -LIMIT)
