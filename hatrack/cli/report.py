@@ -6,6 +6,7 @@ import click
 
 from hatrack.cli.group import imported_when_called
 from hatrack.cli.options import BUDGET, BUDGET_OF, FOLDER
+from hatrack.files.atomic import check_folder
 from hatrack.text import say
 
 _read = imported_when_called("hatrack.reporting.report:read_settings")
@@ -19,8 +20,7 @@ _write = imported_when_called("hatrack.reporting.report:write_report")
 @BUDGET_OF
 def command(folder: Path, out: Path | None, budget: str | None, budget_of: str) -> None:
     """Make a page and tables of the records in FOLDER."""
-    if not folder.is_dir():
-        raise ValueError(f"no folder {str(folder)!r}; hatrack run ... --out {folder} would make one")
+    check_folder(folder, f"hatrack run ... --out {folder} would make one")
     found = _read(folder, budget, budget_of)
     count = sum(len(records) for setting in found for records in setting.methods.values())
     say(f"{count} record{'s' * (count != 1)} read in {folder}; making the page")

@@ -7,6 +7,7 @@ import click
 
 from hatrack.cli.group import imported_when_called
 from hatrack.cli.options import FOLDER, WATCH, how_to_run, own_methods, where_to_run
+from hatrack.files.atomic import check_folder
 
 _resume = imported_when_called("hatrack.cli.execute:resume")
 
@@ -20,6 +21,5 @@ def command(folder: Path, methods: tuple[str, ...], **how: Any) -> None:
 
     FOLDER is the folder of the records, as `run --out` named it, or the folder NAME.part of one run [runs].
     """
-    if not folder.is_dir():
-        raise ValueError(f"no folder {str(folder)!r}")
+    check_folder(folder)
     _resume(folder, methods, **how)

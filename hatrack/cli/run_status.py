@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hatrack.clusters.status import STATES, RunStatus, status, summary, write_page
+from hatrack.files.atomic import check_folder
 from hatrack.text import printable, say
 
 OPEN = ("running", "queued", "waiting")
@@ -24,8 +25,7 @@ def show(folder: Path, page: bool, watch: float | None, everything: bool) -> Non
         watch: seconds after which to do it again, until no run is under way; None for once.
         everything: list the runs that are done, too.
     """
-    if not folder.is_dir():
-        raise ValueError(f"no folder {str(folder)!r}")
+    check_folder(folder)
     if watch is not None and not watch > 0:
         raise ValueError(f"--watch must be a number of seconds above 0, not {watch:g}")
     while True:

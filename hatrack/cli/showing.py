@@ -23,6 +23,7 @@ from hatrack.networks import NETWORKS
 from hatrack.options import parameters
 from hatrack.regime import Regime
 from hatrack.registry import Registry
+from hatrack.reporting.endings import capacity_text
 from hatrack.reporting.measures import MISSING, format_number, heading, measures_of
 from hatrack.reporting.tables import option_text
 from hatrack.text import duration, is_percent, printable, say, visible
@@ -124,8 +125,8 @@ def _facts(record: Record) -> Iterator[str]:
     """Yield what else a record tells: warnings first, then where it comes from and how it was computed."""
     caution = caution_of(record.tuned, record.spec.seed)
     yield from (f"caution: {text}" for text in filter(None, (caution and caution.text, record.held, record.halvings)))
-    if record.capacity:
-        yield f"capacity: {record.capacity}"
+    if capacity := capacity_text([record]):
+        yield f"capacity: {capacity}"
     if record.pretraining:
         yield f"pretrained on {record.spec.pretrain} for {record.pretraining.epochs} epochs"
     if record.tuned:

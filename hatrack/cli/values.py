@@ -10,23 +10,25 @@ MANY = 10_000  # seeds of one range
 
 def convert(parameter: Parameter, text: Any) -> Any:
     """Return the value that an option's text stands for; an error names the option, the value and what was expected."""
-    value = text
+    flag = "--" + parameter.name.replace("_", "-")
     try:
-        if parameter.choices:
-            value = next((c for c in parameter.choices if str(c) == text), text)
-        elif get_origin(parameter.type) is tuple:
-            value = tuple(get_args(parameter.type)[0](part) for part in text.split(","))
-        elif parameter.type in (int, float):
-            value = parameter.type(text)
+        value = _read(parameter, text)
+    except ValueError:
+        raise ValueError(f"{flag} must be {wanted(parameter.type)}, not {shown(text)}") from None
+    try:
         check_value(parameter, value)
     except ValueError as error:
-        said = (
-            str(error)
-            if parameter.name in str(error)
-            else f"{parameter.name} must be {wanted(parameter.type)}, not {shown(text)}"
-        )
-        raise ValueError("--" + said.replace(parameter.name, parameter.name.replace("_", "-"), 1)) from None
+        raise ValueError(str(error).replace(parameter.name, flag, 1)) from None
     return value
+
+
+def _read(parameter: Parameter, text: Any) -> Any:
+    """Return a text as a value of the option's type, whether or not the option allows it."""
+    if parameter.choices:
+        return next((c for c in parameter.choices if str(c) == text), text)
+    if get_origin(parameter.type) is tuple:
+        return tuple(get_args(parameter.type)[0](part) for part in text.split(","))
+    return parameter.type(text) if parameter.type in (int, float) else text
 
 
 def convert_any(parameter: Parameter, text: str) -> Any:

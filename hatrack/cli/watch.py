@@ -6,6 +6,7 @@ import click
 
 from hatrack.cli.group import imported_when_called
 from hatrack.cli.options import FOLDER
+from hatrack.files.atomic import check_folder
 
 _watch = imported_when_called("hatrack.cli.watching:watch")
 
@@ -21,6 +22,5 @@ def command(folder: Path, port: int | None, no_open: bool) -> None:
 
     It is served on this machine alone. Ctrl-C ends it; the runs go on.
     """
-    if not folder.is_dir():
-        raise ValueError(f"no folder {str(folder)!r}; hatrack run ... --out {folder} would make one")
+    check_folder(folder, f"hatrack run ... --out {folder} would make one")
     _watch(folder, port, browser=not no_open)

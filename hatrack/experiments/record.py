@@ -13,7 +13,7 @@ from hatrack.experiments import metrics
 from hatrack.experiments.record_parts import Costs, Curve, Pretraining, Routed, Seconds, Spec, TaskInfo
 from hatrack.experiments.record_schema import check_fields
 from hatrack.files.atomic import read_bytes, write
-from hatrack.text import SCARCE, SCORES, is_held
+from hatrack.text import SCORES, is_held
 
 SCHEMA = 1
 ADDED = (  # fields that a file has only if they are not empty
@@ -133,21 +133,6 @@ class Record:
         """The mean accuracy over all tasks at the end on validation data, by which options may be chosen; nan without it."""
         last = [math.nan if value is None else value for value in self.valid_accuracy[-1]] if self.valid_accuracy else []
         return metrics.mean(last) if last else math.nan
-
-    @property
-    def capacity(self) -> str:
-        """A sentence about how full the network is at the end; empty for a method that takes no capacity."""
-        last = self.usage[-1] if self.usage else {}
-        taken = {layer: share for layer, share in last.items() if share is not None and not is_held(layer)}
-        if not taken:
-            return ""
-        fullest = max(taken, key=lambda layer: taken[layer])
-        full = [layer for layer, share in taken.items() if 1 - share < SCARCE]
-        text = f"the fullest layer, {fullest}, is {taken[fullest]:.0%} taken"
-        if not full:
-            return text
-        advice = "a wider network or a larger c" if "c" in self.spec.method_options else "a wider network"
-        return f"{text}; under {SCARCE:.0%} is free in {len(full)} of {len(taken)}: {advice} leaves more room"
 
     @property
     def held(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from hatrack.experiments import metrics
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Costs
+from hatrack.files.atomic import check_folder
 
 TASK_COUNT = "number of tasks"
 VARIABLE = (
@@ -71,8 +72,7 @@ def records(folder: Path | str) -> Records:
         True
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise ValueError(f"no folder {str(folder)!r}; `hatrack run BENCHMARK METHOD --out {folder}` would make one")
+    check_folder(folder, f"`hatrack run BENCHMARK METHOD --out {folder}` would make one")
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise ValueError(f"no records in {folder}; `hatrack run BENCHMARK METHOD --out {folder}` would put one there")

@@ -158,6 +158,14 @@ def writable(folder: Path) -> Path:
     return folder
 
 
+def check_folder(folder: Path, otherwise: str = "") -> None:
+    """Raise a ValueError if a folder is not there; `otherwise` says what would make it."""
+    if folder.is_file():
+        raise ValueError(f"{str(folder)!r} is a file, no folder; it is in the folder {str(folder.parent)!r}")
+    if not folder.is_dir():
+        raise ValueError(f"no folder {str(folder)!r}" + (f"; {otherwise}" if otherwise else ""))
+
+
 def check_own_folder(folder: Path) -> None:
     """Raise a ValueError if a link or a file has the name of a folder that is ours: we would change what lies elsewhere."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):

@@ -53,7 +53,7 @@ def read_records(folder: Path) -> Records:
 
 def missing_rows(parts: Iterable[Part], records: Records) -> list[Missing]:
     """Return the rows that are not complete, the cheapest first, those of unknown cost last."""
-    everything = [record for group in records.values() for record in group.values()]
+    everything = list({record.name: record for group in records.values() for record in group.values()}.values())
     found = [
         Missing(part, row, seeds, *expected_cost(row.run, everything))
         for part in parts

@@ -17,7 +17,7 @@ from hatrack.recipes.recipe import Comparison, Part, Row
 from hatrack.recipes.timings import PenaltyTimes
 from hatrack.reporting.measures import MeanStd, mean_std
 
-ANY = ("seed", "watch_tasks", "router")
+ANY = ("seed", "watch_tasks")
 
 
 class Records(dict[str, dict[int, Record]]):
@@ -37,17 +37,18 @@ def index(
     flatness: Mapping[str, Flatness] | None = None,
     timings: Mapping[str, PenaltyTimes] | None = None,
 ) -> Records:
-    """Sort records by what was run, whatever the seed."""
+    """Sort records by what was run, whatever the seed. A record with a router is one without it as well, with more in it."""
     found = Records()
     found.flatness, found.timings = flatness or {}, timings or {}
     for record in sorted(records, key=lambda record: "watch_tasks" in record.spec.written):  # watched ones replace others
-        found.setdefault(_key(record.spec), {})[record.spec.seed] = record
+        for key in {_key(record.spec), _key(record.spec, "router")}:
+            found.setdefault(key, {})[record.spec.seed] = record
     return found
 
 
-def _key(spec: Spec) -> str:
+def _key(spec: Spec, *left_out: str) -> str:
     """Return what was run, whatever the seed, and whether or not tasks were watched, which changes nothing of it."""
-    return json.dumps({key: value for key, value in spec.written.items() if key not in ANY}, sort_keys=True)
+    return json.dumps({k: v for k, v in spec.written.items() if k not in (*ANY, *left_out)}, sort_keys=True)
 
 
 class Results:

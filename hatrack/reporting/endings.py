@@ -22,7 +22,7 @@ def endings(setting: Setting) -> list[str]:
     tied = [f"tied for the highest {setting.score}: {join_names(best)}"] if len(best) > 1 else []
     found = [f"caution: {text}" for text in cautions(setting)] + tied
     for label, records in setting.methods.items():
-        found += [f"{label}: {text}" for text in (_capacity(records), *_held(records)) if text]
+        found += [f"{label}: {text}" for text in (capacity_text(records), *_held(records)) if text]
         found += [f"{r.spec.method} seed {r.spec.seed}: {r.halvings}" for r in records if r.halvings]
     return [printable(text) for text in found]
 
@@ -32,7 +32,7 @@ def _held(records: Sequence[Record]) -> list[str]:
     return [*dict.fromkeys(record.held for record in records if record.held)]
 
 
-def _capacity(records: Sequence[Record]) -> str:
+def capacity_text(records: Sequence[Record]) -> str:
     """Return how full the fullest layer is, the mean over seeds; and by name the layers that are full, with what to do."""
     shares: dict[str, list[float]] = {}
     for record in records:

@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it prints, and its exit code."""
 
+import os
 import re
 
 import numpy as np
@@ -95,6 +96,9 @@ def test_report_of_a_folder(tmp_path, capsys):
         (["run", "pmnist", "sgd", "--smax", "3"], "No such option: --smax in this run; these have it: hat"),
         (["run", "pmnist", "hat", "--smax", "0.5"], "--smax must be at least 1, not 0.5"),
         (["run", "pmnist", "hat", "--smax", "big"], "--smax must be a number, not 'big'"),
+        (["run", "pmnist", "hat", "--c", "x"], "--c must be a number, not 'x'"),
+        (["sweep", "pmnist", "hat", "--c", "0.1,x"], "--c must be a number, not 'x'"),
+        (["tune", "pmnist", "hat", "--over", "c=0.1:x"], "--c must be a number, not 'x'"),
         (["run", "pmnist", "hat", "--smax", "nan"], "--smax must be a finite number, not nan"),
         (["run", "pmnist", "hat", "--c=-1"], "--c must be at least 0, not -1"),
         (["run", "pmnist", "hat", "--epochs", "0"], "--epochs must be at least 1, not 0"),
@@ -122,6 +126,7 @@ def test_report_of_a_folder(tmp_path, capsys):
         (["run", "pmnist"], "Missing argument"),
         (["list", "hta"], "did you mean 'hat'?"),
         (["report", "no-such-folder"], "no folder 'no-such-folder'"),
+        (["report", __file__], f"is a file, no folder; it is in the folder {os.path.dirname(__file__)!r}"),
         (["frobnicate"], "No such command"),
     ],
 )  # fmt: skip

@@ -35,7 +35,7 @@ def test_settings_results_files_and_commands(tmp_path, capsys):
     assert f"{100 * record.before[0]:.1f}" in said
     assert f"{record.parameters:,}" in said
     assert f"{record.costs.steps}" in said
-    assert record.capacity in said
+    assert "capacity: the fullest layer, linear 1, 20 units, is " in said
     assert record.versions["torch"] in said
     for command in ("extend", "inspect", "export", "certify", "run --from", "report"):
         assert f"  hatrack {command} " in said

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from hatrack.recipes.quantities import accuracy_on, epochs_to, largest_loss, less, lowest_accuracy, ratio
-from hatrack.recipes.recipe import Claim, Published, above, below, exceeds
+from hatrack.experiments.record_parts import Routed
+from hatrack.experiments.spec import Run
+from hatrack.recipes.quantities import accuracy_on, epochs_to, largest_loss, less, lowest_accuracy, ratio, summary
+from hatrack.recipes.recipe import Claim, Part, Published, Row, above, below, exceeds
 from hatrack.recipes.results import Results, index, rank_correlation
 from hatrack.recipes.verdicts import order, sureness, verdict
 from hatrack.reporting.measures import MeanStd
@@ -34,6 +36,19 @@ def test_a_row_finds_its_records_at_any_seed(results):
 def test_a_record_of_another_setting_is_not_taken():
     other = with_spec(make("hat", 0), heads="shared")
     assert Results(PART, index([other])).records("HAT") == []
+
+
+@pytest.mark.parametrize("routed_first", [True, False])
+def test_a_row_with_a_router_takes_records_with_its_results_alone(routed_first):
+    routed = make("hat", 0, router="distance")
+    routed.routed = Routed("distance", [0.6, 0.4], [0.5, 0.5])
+    records = [routed, make("hat", 0), make("hat", 1)][:: 1 if routed_first else -1]
+    part = Part("router", "", "", (Row("HAT", Run("digits-and-clothes", "hat", router="distance"), (0, 1)),))
+    found = Results(part, index(records))
+    assert found.values("HAT", summary("routed")) == [pytest.approx(0.5)]
+    assert found.missing(part.rows[0]) == [1]
+    alone = Results(PART, index([routed]))
+    assert [record.name for record in alone.records("HAT")] == [routed.name], "a row without a router takes it as well"
 
 
 def test_ratio_by_hand(results):
