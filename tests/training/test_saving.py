@@ -253,7 +253,6 @@ def steep(method: Method, task: int) -> list[tuple[nn.Parameter, int]]:
 
 @isolated
 def test_one_bit_of_what_a_task_uses_is_noticed(name, path):
-    tasks = toy_tasks(3)
     saved(name, path)
     for task in (0, 1):
         method = hatrack.load(path, fresh())
@@ -336,7 +335,6 @@ def test_a_task_may_be_given_up_or_learned_again(name, path):
 
 
 def test_a_trunk_that_computes_something_else_is_told_by_the_answers(path):
-    tasks = toy_tasks(2)
     for name in ("sgd", "hat"):
         saved(name, path)
         other = fresh()
