@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from hatrack.recipes import RECIPES
-from hatrack.recipes.page import main_table, write_page
+from hatrack.recipes.page import main_table, page_texts, write_page
 from hatrack.recipes.recipe import Grid
 from hatrack.recipes.reproduce import read_records
 from hatrack.recipes.results import Records, Results
@@ -55,19 +55,25 @@ def main(check: bool) -> int:
     """Write the pages; or only tell which of their texts would change."""
     records, readme = read_records(RESULTS), ROOT / "README.md"
     texts = {readme: with_headline(readme.read_text(encoding="utf-8"), records)}
+    for recipe in RECIPES.values():
+        texts |= {RESULTS / name: text for name, text in page_texts(recipe, records).items()}
+    old = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    if check:
+        for path in old:
+            print(f"{path.relative_to(ROOT)} is not what the records say: python -m dev.results", file=sys.stderr)
+        return int(bool(old))
+    for path in old:
+        path.write_text(texts[path], encoding="utf-8")
+    write_figures(records, RESULTS / "figures")
+    return 0
+
+
+def write_figures(records: Records, out: Path) -> None:
+    """Write the figures of all pages into a folder."""
     with tempfile.TemporaryDirectory() as folder:
         for name in RECIPES:
             write_page(RECIPES[name], records, Path(folder))
-            texts |= {RESULTS / f"{name}.{end}": (Path(folder) / f"{name}.{end}").read_text() for end in ("md", "csv")}
-        old = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-        if check:
-            for path in old:
-                print(f"{path.relative_to(ROOT)} is not what the records say: python -m dev.results", file=sys.stderr)
-            return int(bool(old))
-        for path in old:
-            path.write_text(texts[path], encoding="utf-8")
-        shutil.copytree(Path(folder) / "figures", RESULTS / "figures", dirs_exist_ok=True)
-    return 0
+        shutil.copytree(Path(folder) / "figures", out, dirs_exist_ok=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jupytext
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
@@ -19,6 +18,8 @@ SCRIPT = Path(__file__).resolve().parent.parent / "docs" / "tutorial" / "what_is
 
 def notebook() -> Any:
     """Return the script as a notebook, without the docstring at its top."""
+    import jupytext  # which takes a second: tests of the site import this module and need no notebook
+
     book = jupytext.read(SCRIPT, fmt="py:percent")
     del book.cells[0]
     book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -58,6 +59,8 @@ def write(folder: Path, run: bool = True) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--notebook":
+        import jupytext
+
         jupytext.write(notebook(), sys.argv[2])
         print(f"wrote {sys.argv[2]}; open it with Jupyter or an editor that shows notebooks")
     else:

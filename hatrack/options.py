@@ -11,6 +11,7 @@ import operator
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hatrack.text import printable, shorten
@@ -69,6 +70,11 @@ class Parameter(NamedTuple):
 
 def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
     """Return the options of a function or class: its parameters that are annotated with an `Option`."""
+    return dict(_read_signature(function))
+
+
+@cache  # every run, record and command asks for the same few signatures many times
+def _read_signature(function: Callable[..., Any]) -> dict[str, Parameter]:
     typed: Any = inspect.getattr_static(function, "__init__") if isinstance(function, type) else function
     hints = get_type_hints(typed, include_extras=True)
     found = {}

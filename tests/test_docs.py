@@ -15,6 +15,7 @@ from dev import api_reference, layout, results, site, tuning
 from hatrack import METHODS, Network, Regime, Trainer
 from hatrack.__main__ import main
 from hatrack.networks.mlp import mlp
+from hatrack.recipes.reproduce import read_records
 from tests.helpers.learning import learn, logits
 from tests.helpers.toys import toy_tasks
 
@@ -29,6 +30,14 @@ def test_the_tree_of_files_is_what_the_docstrings_say():
 
 def test_the_pages_of_results_are_what_the_records_say(capsys):
     assert results.main(check=True) == 0, capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_pages_of_results_have_the_figures_that_the_records_give(tmp_path):
+    results.write_figures(read_records(results.RESULTS), tmp_path)
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == {path.name for path in (results.RESULTS / "figures").iterdir()}
+    assert all((tmp_path / name).stat().st_size > 1000 for name in drawn)
 
 
 def test_the_page_of_tuning_is_what_the_records_say():

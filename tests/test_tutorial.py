@@ -54,6 +54,7 @@ def test_the_script_becomes_a_notebook(tmp_path):
     assert "hr.HAT(" in code
 
 
+@pytest.mark.slow
 def test_no_cell_is_left_out():
     text = tutorial.SCRIPT.read_text()
     assert len(tutorial.notebook().cells) == len(re.findall(r"^# %%", text, re.MULTILINE))

@@ -72,17 +72,29 @@ def write_page(recipe: Recipe, records: Records, out: Path, notice: str = "") ->
     values = {"recipe": recipe, "sections": sections, "notice": notice, "rule": RULE}
     more = {"classes": CLASSES, "count": count_verdicts(sections), "groups": head_groups}
     write(out / f"{recipe.name}.html", plain_page("recipe.html", TEMPLATES, **values, **more))
-    write(out / f"{recipe.name}.md", templates(TEMPLATES).get_template("recipe.md").render(values))
-    write(out / f"{recipe.name}.csv", csv_text(recipe, records))
+    for name, text in _texts(recipe, records, sections, notice).items():
+        write(out / name, text)
     return out / f"{recipe.name}.html"
 
 
-def _section(recipe: Recipe, part: Part, records: Records) -> Section:
+def page_texts(recipe: Recipe, records: Records) -> dict[str, str]:
+    """Return NAME.md and NAME.csv by the names of the files, without rendering their figures."""
+    sections = [_section(recipe, part, records, rendered=False) for part in recipe.parts]
+    return _texts(recipe, records, sections, "")
+
+
+def _texts(recipe: Recipe, records: Records, sections: Sequence[Section], notice: str) -> dict[str, str]:
+    values = {"recipe": recipe, "sections": sections, "notice": notice, "rule": RULE}
+    markdown = templates(TEMPLATES).get_template("recipe.md").render(values)
+    return {f"{recipe.name}.md": markdown, f"{recipe.name}.csv": csv_text(recipe, records)}
+
+
+def _section(recipe: Recipe, part: Part, records: Records, *, rendered: bool = True) -> Section:
     results = Results(part, records)
     drawings = [
         (plot.title, drawing)
         for plot in part.plots
-        if (drawing := draw(plot, results, f"{recipe.name}-{part.name}-{plot.name}"))
+        if (drawing := draw(plot, results, f"{recipe.name}-{part.name}-{plot.name}", rendered=rendered))
     ]
     return Section(
         part,

@@ -21,12 +21,14 @@ from hatrack.reporting.flatness import draw_flatness
 from hatrack.reporting.looks import DASHES, METHOD_LOOKS, Look, variants
 
 
-def draw(plot: Plot, results: Results, name: str) -> Drawing | None:
-    """Render a figure of a part; None if the records for it are not there."""
+def draw(plot: Plot, results: Results, name: str, *, rendered: bool = True) -> Drawing | None:
+    """Render a figure of a part, or only tell its name; None if the records for it are not there."""
     with style.context(["default", STYLE]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Mean of empty slice")
         figure = plot.draw(results)
-        return render("recipe", "", name, figure, plot.title) if figure else None
+        if figure is None or not rendered:
+            return Drawing("recipe", "", name, "", b"") if figure else None
+        return render("recipe", "", name, figure, plot.title)
 
 
 # Lines against the number of tasks

@@ -39,6 +39,10 @@ class Target:
     smoothing: float = 0.0
     batch_weight: Tensor | None = None
 
+    def __reduce__(self) -> Any:
+        """Keep plain classes the one object that other code looks for, when a task is copied or sent to another process."""
+        return "CLASSES" if self is CLASSES else super().__reduce__()
+
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the mean loss of a batch in training, a 0-d tensor. With weights it is the sum of the weighted losses,
         divided by the sum of the weights, and 0 if that sum is 0."""

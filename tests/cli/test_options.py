@@ -30,6 +30,12 @@ def function(
     check(function, locals())
 
 
+def test_the_table_of_options_is_ones_own():
+    """It is read once; what a caller does with it changes nothing for the next one."""
+    parameters(function).clear()
+    assert "rate" in parameters(function)
+
+
 def test_parameters_are_those_with_an_option():
     found = parameters(function)
     assert list(found) == ["rate", "count", "kind", "size", "flag", "title", "widths", "limit"]

@@ -24,7 +24,8 @@ def test_settings_results_files_and_commands(tmp_path, capsys):
     assert list(changed(record)) == [
         "data sample",
         "widths 20",
-        "dropout 0",
+        "dropout 0.2",
+        "input-dropout 0",
         "c 1.5",
         "epochs 1",
         "train-examples 200",

@@ -1,6 +1,7 @@
 """Runs that are stacked give the results of each alone, to rounding, and forget nothing."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from hatrack.seeds import seeded
 from tests.helpers.learning import OPTIMIZERS, make
 from tests.helpers.pictures import convolutional, pictures
 from tests.helpers.stacking import Learned, alone_and_stacked, assert_close
-from tests.helpers.tiers import QUICK, every_value, quick_and_slow
+from tests.helpers.tiers import QUICK, quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 REGIME = Regime(epochs=3, batch=16, lr=0.1)
@@ -29,15 +30,21 @@ def maker(name, regime=REGIME, count=2, **how):
     return build
 
 
+@cache
+def learned(name):
+    """Three runs of a method, each alone, and stacked."""
+    return alone_and_stacked(maker(name))
+
+
 @pytest.mark.parametrize("name", quick_and_slow(STACKED, QUICK))
 def test_stacked_runs_learn_what_each_learns_alone(name):
     """With dropout, of which every run draws its own numbers, and a last batch that is smaller."""
-    assert_close(*alone_and_stacked(maker(name)))
+    assert_close(*learned(name))
 
 
 def test_another_seed_would_be_seen():
     """The control: runs of other seeds are not close."""
-    alone, stacked = alone_and_stacked(maker("hat"), seeds=(0, 1))
+    alone, stacked = learned("hat")
     with pytest.raises(AssertionError):
         assert_close(alone, stacked[::-1])
 
@@ -83,21 +90,33 @@ def test_convolutions_norms_and_pooling():
     assert not any(run.forgets() for run in stacked)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "kind"), every_value([False, True], [(3, 1, 1, True), (3, 2, 1, False), (4, 3, 0, True), (1, 1, 0, True)])
-)
-def test_every_plain_convolution(gpu, kind, monkeypatch):
-    kernel, stride, padding, bias = kind
+class Branches(nn.Module):
+    """Two convolutions of each kind, side by side."""
+
+    def __init__(self, kinds) -> None:
+        super().__init__()
+        self.branches, self.last = nn.ModuleList(), nn.Linear(24 * len(kinds), 8)
+        for kernel, stride, padding, bias in kinds:
+            first = nn.Conv2d(2, 4, kernel, stride, padding, bias=bias)
+            second = nn.Conv2d(4, 6, kernel, stride, kernel, bias=bias)
+            self.branches.append(nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()))
+
+    def forward(self, x):
+        return self.last(torch.cat([branch(x) for branch in self.branches], 1))
+
+
+KINDS = [(3, 1, 1, True), (3, 2, 1, False), (4, 3, 0, True), (1, 1, 0, True)]  # kernel, stride, padding, bias
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("kinds", [KINDS, *(pytest.param([kind], marks=pytest.mark.slow) for kind in KINDS)])
+def test_every_plain_convolution(gpu, kinds, monkeypatch):
     monkeypatch.setattr(decompositions, "on_gpu", lambda x: gpu)
 
     def build(seed):
         tasks = toy_tasks(1, shape=(2, 9, 9), seed=seed)
         with seeded(seed, "weights"):
-            first = nn.Conv2d(2, 4, kernel, stride, padding, bias=bias)
-            second = nn.Conv2d(4, 6, kernel, stride, kernel, bias=bias)
-            trunk = nn.Sequential(
-                first, nn.ReLU(), second, nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 8)
-            )
+            trunk = Branches(kinds)
         net = Network(trunk, [3], tasks[0].train.inputs(torch.arange(2)))
         return Method(net), tasks, Trainer(REGIME, seed=seed, engine="eager")
 

@@ -14,6 +14,7 @@ from hatrack.training.checkpoint import Checkpointer, Stopped, stopping
 from tests.helpers.killing import spec
 from tests.helpers.learning import make
 from tests.helpers.stacking import Learned, assert_close
+from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
 
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ def driven(monkeypatch):
 
 def test_a_stack_has_a_place_for_each_run_of_its_kind(driven):
     """Three methods with two seeds each: no stack has places for the runs of other methods."""
-    names = ["hat", "ewc", "packnet"]
+    names = ["hat", "ewc", "sgd"]
     runs = [(name, seed) for name in names for seed in (0, 1)]
     work = [lambda name=name, seed=seed: Learned(maker(name), seed) for name, seed in runs]
     stacked = run_interleaved(work, CPU, 6, stack=True, kinds=[name for name, _ in runs])
@@ -62,7 +63,7 @@ def test_two_kinds_with_the_same_step_have_a_stack_each(driven):
     assert driven.count((2, 2)) > 0.8 * len(driven)
 
 
-@pytest.mark.parametrize("name", ["hat", "er"])
+@pytest.mark.parametrize("name", quick_and_slow(["hat", "er"]))
 def test_the_last_runs_of_a_stack_go_on_in_a_smaller_one(name, driven, monkeypatch):
     """Four of five end early; the last goes on with the same order of batches, dropout, optimizer and best epoch."""
     monkeypatch.setattr(stacked_steps, "FEW", 2)
@@ -139,12 +140,17 @@ def test_after_a_step_that_fails_nobody_goes_on_from_what_it_left(monkeypatch):
     assert all(places)
 
 
-def test_stacked_runs_that_are_stopped_go_on_alone_or_beside_others(tmp_path, monkeypatch):
-    """Two methods with two seeds each, asked to stop in the first step and within epochs; in turn all of them stacked, three
-    at a time, and one by one."""
-    runs = [spec(name, seed, batch=100, lr=0.01) for name in ("hat", "packnet") for seed in (0, 1)]
+@pytest.mark.parametrize(
+    ("names", "steps"),
+    [(["hat"], (1, 10, 6)), pytest.param(["hat", "packnet"], (1, 40, 30), marks=pytest.mark.slow)],
+    ids=["one method", "two methods"],
+)
+def test_stacked_runs_that_are_stopped_go_on_alone_or_beside_others(names, steps, tmp_path, monkeypatch):
+    """With two seeds each, asked to stop in the first step and within epochs; in turn all of them stacked, three at a time,
+    and one by one."""
+    runs = [spec(name, seed, batch=100, lr=0.01) for name in names for seed in (0, 1)]
     whole = run_all(runs, tmp_path / "whole", parallel=8, stack=True, engine="eager")
-    plain, done, asked = Checkpointer.after_step, [], iter((1, 40, 30))
+    plain, done, asked = Checkpointer.after_step, [], iter(steps)
 
     def after_step(checkpointer, loop):
         done.append(loop)

@@ -37,7 +37,8 @@ def jobs(monkeypatch, tmp_path):
 
 def of(method, **regime):
     return Run(
-        "smnist", method, benchmark_options={"data": "sample"}, network_options={"widths": (12, 12)}, train_examples=100,
+        "smnist", method, benchmark_options={"data": "sample"}, train_examples=100,
+        network_options={"widths": (12, 12), "input_dropout": 0.0},
         regime=Regime(**{"epochs": 1, "batch": 250, **regime}),
     )  # fmt: skip
 

@@ -24,7 +24,8 @@ WORDS = ("--device", "cpu")
 
 def short(method, benchmark="smnist", **changes):
     options = {"data": "sample", **changes.pop("benchmark_options", {})}
-    given = {"network_options": {"widths": (12,)}, "train_examples": 100, "regime": Regime(epochs=1, batch=200), **changes}
+    network = {"widths": (12,), "input_dropout": 0.0}
+    given = {"network_options": network, "train_examples": 100, "regime": Regime(epochs=1, batch=200), **changes}
     if method == "packnet":
         given["method_options"] = {"retrain": 1}
     return Run(benchmark, method, benchmark_options=options, **given)

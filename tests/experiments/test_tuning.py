@@ -28,7 +28,7 @@ from tests.helpers.tiers import every_value
 SPACE = {"strength": Range(1.0, 10000.0, log=True), "lr": Range(0.01, 0.1, log=True)}
 SMALL = {
     "benchmark_options": {"data": "sample", "tasks": 5},
-    "network_options": {"widths": (12,)},
+    "network_options": {"widths": (12,), "input_dropout": 0.0},
     "regime": {"epochs": 1, "batch": 100},
     "run": {"train_examples": 50},
 }

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,19 @@ def saved(tmp_path, backbone="cnn", method="hat", names="ab"):
     path = tmp_path / "guard.safetensors"
     loop.guard.save(path)
     return loop, path
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A loop that has learned two tasks, and its file; nobody may change them."""
+    return saved(tmp_path_factory.mktemp("guard"))
+
+
+@pytest.fixture
+def own_file(kept, tmp_path):
+    """The same loop, and a file of one's own."""
+    loop, path = kept
+    return loop, Path(shutil.copy(path, tmp_path))
 
 
 def loaded(loop, path, backbone="cnn", own="ab"):
@@ -73,8 +88,8 @@ def test_after_a_release_the_numbers_are_kept(tmp_path):
     assert other.changed() == []
 
 
-def test_modules_that_are_not_given_stay_in_the_file(tmp_path):
-    loop, path = saved(tmp_path)
+def test_modules_that_are_not_given_stay_in_the_file(own_file):
+    loop, path = own_file
     with pytest.warns(UserWarning, match="modules of the task 'b'"):
         other = loaded(loop, path, own="a")
     other.guard.verify()
@@ -141,16 +156,16 @@ def flip(name):
         (lambda t, m: m.pop("seed"), "holds no whole guard: seed"),
     ],
 )
-def test_a_file_that_was_changed_is_refused(tmp_path, change, message):
-    loop, path = saved(tmp_path)
+def test_a_file_that_was_changed_is_refused(own_file, change, message):
+    loop, path = own_file
     changed_file(path, change)
     with pytest.raises(ValueError, match=message) as error:
         loaded(loop, path)
     assert "\n" not in str(error.value)
 
 
-def test_a_damaged_file_is_refused(tmp_path):
-    loop, path = saved(tmp_path)
+def test_a_damaged_file_is_refused(own_file):
+    loop, path = own_file
     data = bytearray(path.read_bytes())
     data[-100] ^= 1
     path.write_bytes(data)
@@ -158,8 +173,8 @@ def test_a_damaged_file_is_refused(tmp_path):
         loaded(loop, path)
 
 
-def test_what_does_not_fit_is_named(tmp_path):
-    loop, path = saved(tmp_path)
+def test_what_does_not_fit_is_named(kept):
+    loop, path = kept
     with pytest.raises(ValueError, match="the backbone is not like the one that was saved: it lacks"):
         loaded(loop, path, "mlp")
     with pytest.raises(ValueError, match=r"no task 'digits'; there are: a, b"):
@@ -172,8 +187,8 @@ def test_what_does_not_fit_is_named(tmp_path):
         hr.load_guard(path, BACKBONES["cnn"](), torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
 
 
-def test_the_file_has_no_pickle_and_plain_metadata(tmp_path):
-    _, path = saved(tmp_path)
+def test_the_file_has_no_pickle_and_plain_metadata(kept):
+    _, path = kept
     data = path.read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     metadata = json.loads(header["__metadata__"]["hatrack"])

@@ -40,7 +40,7 @@ def spec(method: str, seed: int = 0, **regime: object) -> Run:
         method,
         seed,
         benchmark_options={"data": "sample"},
-        network_options={"widths": (12, 12)},
+        network_options={"widths": (12, 12), "input_dropout": 0.0},  # that of 784 pixels would take half of the time
         train_examples=100,
         regime=Regime(**{"epochs": 2, "batch": 250, "optimizer": "adam", "lr": 0.003, "keep_state": True, **regime}),
     )

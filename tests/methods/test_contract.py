@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import inspect
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,21 @@ from tests.helpers.tiers import every_value
 from tests.helpers.toys import toy_tasks
 
 
+def well_trained() -> Trainer:
+    return Trainer(Regime(epochs=20, batch=8, lr=0.1))
+
+
+@cache
+def learned_well(name):
+    """A method that has learned two tasks; nobody may change it."""
+    method = make(name, toy_tasks(2))
+    learn(method, toy_tasks(2), well_trained())
+    return method
+
+
 @every_method
 def test_learns_a_task(name):
-    tasks = toy_tasks(2)
-    method = make(name, tasks)
-    learn(method, tasks, Trainer(Regime(epochs=20, batch=8, lr=0.1)))
-    accuracy = evaluate(method, tasks[-1].test).accuracy
+    accuracy = evaluate(learned_well(name), toy_tasks(2)[-1].test).accuracy
     assert accuracy < 0.7 if name in UNTRAINED else accuracy > 0.8
 
 
@@ -102,10 +112,9 @@ def test_a_task_has_logits_before_it_is_learned(name):
 @every_method
 def test_a_task_may_be_learned_again(name):
     tasks, others = toy_tasks(2), toy_tasks(2, seed=5)
-    method = make(name, tasks)
-    fit = learn(method, tasks, Trainer(Regime(epochs=20, batch=8, lr=0.1)))
+    method = copy.deepcopy(learned_well(name))
     before = logits(method, tasks[1])
-    learn(method, [others[0]], fit)
+    learn(method, [others[0]], well_trained())
     assert name in UNTRAINED or evaluate(method, others[0].test).accuracy > 0.7
     if name in ISOLATED:
         assert torch.equal(logits(method, tasks[1]), before), "the other task is as it was"

@@ -8,7 +8,7 @@ from hatrack.tracing.units import Units
 from tests.helpers.erasing import OPTIMIZERS, different, snapshot, trainer
 from tests.helpers.nets import random_plan
 from tests.helpers.recurrent import recurrent_plan
-from tests.helpers.tiers import cases
+from tests.helpers.tiers import cases, every_value
 from tests.helpers.toys import toy_tasks
 from tests.helpers.transformers import random_transformer
 
@@ -21,8 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:traces of task 0 .'toy 0'. (may )?remain after it is erased. images of it:UserWarning"
     ),
-    pytest.mark.parametrize("name", ["hat", "pmask"]),
-    pytest.mark.parametrize("kind", PLANS),
+    pytest.mark.parametrize(("kind", "name"), every_value(PLANS, ["hat", "pmask"])),
     pytest.mark.parametrize("number", NUMBERS),
 ]
 

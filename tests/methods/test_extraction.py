@@ -51,12 +51,17 @@ def check(method, x, task=0):
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("name", "shape"),
-    [("alexnet", (3, 32, 32)), pytest.param("resnet18", (3, 16, 16), marks=pytest.mark.slow), ("vit", (3, 16, 16))],
+    ("name", "shape", "options"),
+    [
+        ("alexnet", (3, 32, 32), {}),
+        pytest.param("resnet18", (3, 16, 16), {}, marks=pytest.mark.slow),
+        pytest.param("vit", (3, 16, 16), {}, marks=pytest.mark.slow),
+        ("vit", (3, 16, 16), {"width": 48, "depth": 2}),
+    ],
 )
-def test_the_networks_of_the_package(name, shape, dtype):
+def test_the_networks_of_the_package(name, shape, options, dtype):
     x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    network = check(gated(NETWORKS[name](shape).to(dtype), x), x)
+    network = check(gated(NETWORKS[name](shape, **options).to(dtype), x), x)
     assert network.extraction["weights"] < 0.5 * network.extraction["weights_before"]
     assert weights(network) == network.extraction["weights"]
     targets = {node.target for node in network.graph.nodes}

@@ -185,7 +185,7 @@ def test_a_run_that_grows_and_is_killed_goes_on_to_the_same_record(name, tmp_pat
         name,
         0,
         benchmark_options={"data": "sample", "tasks": 4},
-        network_options={"widths": (12, 12)},
+        network_options={"widths": (12, 12), "input_dropout": 0.0},
         method_options={"grow": "auto", "grow_below": 1.0},
         train_examples=100,
         regime=Regime(epochs=2, batch=250, optimizer="adam", lr=0.003, keep_state=True),

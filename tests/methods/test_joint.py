@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from hatrack import Joint, Method, Record, Regime, Run, Trainer, run, save
 from hatrack.experiments.run import stopped_runs
+from hatrack.tasks.targets import CLASSES, Target
 from hatrack.training.checkpoint import Stopped, stopping
 from hatrack.training.saving import load
 from tests.helpers.learning import learn, make
@@ -67,6 +69,21 @@ def test_warm_goes_on_from_the_network_before():
         near, far = (first, initial) if warm else (initial, first)
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(weights(method), near, strict=True))
         assert not all(torch.allclose(a, b, atol=1e-6) for a, b in zip(weights(method), far, strict=True))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copied", "sent"])
+def test_tasks_that_were_copied_are_joined(copied):
+    """Their target is the one of plain classes, which is looked for by its identity; weighted classes stay others."""
+    tasks = toy_tasks(2)
+    assert copied(tasks[0]).train.target is CLASSES
+    weighted = copied(Target(weights=torch.tensor([1.0, 2.0])))
+    assert weighted is not CLASSES
+    assert weighted.weights.tolist() == [1.0, 2.0]
+    method = Joint(make("sgd", tasks).net)
+    learn(method, copied(tasks[:1]))
+    method = copy.deepcopy(method)
+    learn(method, tasks[1:])
+    assert [task.index for task in method.tasks] == [0, 1]
 
 
 def test_a_task_that_fails_between_fits_leaves_no_trace():

@@ -210,7 +210,8 @@ def test_files_with_other_images_are_refused(wrong, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_with_them(tmp_path, monkeypatch):
     spec = Run(
-        "smnist", "hat", benchmark_options={"data": "sample"}, network_options={"widths": (12, 12)}, train_examples=100,
+        "smnist", "hat", benchmark_options={"data": "sample"}, train_examples=100,
+        network_options={"widths": (12, 12), "input_dropout": 0.0},
         method_options={"probes": 3}, regime=Regime(epochs=2, batch=50, optimizer="adam", lr=0.003, keep_state=True),
     )  # fmt: skip
     whole = run(spec, tmp_path / "whole")

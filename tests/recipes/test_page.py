@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hatrack.recipes import RECIPES
-from hatrack.recipes.page import csv_text, head_groups, main_table, write_page
+from hatrack.recipes.page import csv_text, head_groups, main_table, page_texts, write_page
 from hatrack.recipes.plots import fullest, ratio_lines, row_looks, sweep
 from hatrack.recipes.quantities import summary
 from hatrack.recipes.recipe import Recipe
@@ -51,6 +51,14 @@ def test_page_in_all_formats(records, tmp_path):
     assert "hatrack run digits-and-clothes hat --seeds 0-1" in html
     assert "| HAT | 2 | 80.0 ± 1.0 |" in markdown
     assert set(re.findall(r"(?:src|href)=\"([^\"#]*)", html)) == {"data:,", ""}, "it loads nothing"
+
+
+def test_texts_without_figures_are_those_of_the_page(records, tmp_path):
+    recipe = replace(RECIPE, parts=(replace(PART, plots=(ratio_lines(),)),))
+    write_page(recipe, records, tmp_path)
+    texts = page_texts(recipe, records)
+    assert texts == {path.name: path.read_text() for path in tmp_path.iterdir() if path.suffix in (".md", ".csv")}
+    assert "figures/toy-" in texts["toy.md"]
 
 
 def test_the_page_counts_what_it_shows(records, tmp_path):

@@ -127,9 +127,8 @@ def test_numbers_that_001_gives_in_its_text_alone():
     }
 
 
-def test_what_a_note_says_of_the_records():
+def test_what_a_note_says_of_the_records(records):
     """In 003's first table the claim about tasks 2 and 3 fails by PathNet alone; PathNet takes 120 epochs per task."""
-    records = read_records(RESULTS)
     (part,) = RECIPES["pmask"].only(("cifar10",))
     results = Results(part, records)
     ends = {row.label: [results.mean(row.label, accuracy_on(task, 5)) for task in (1, 2, 3)] for row in part.rows}

@@ -5,6 +5,8 @@ import json
 import pickle
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -47,14 +49,26 @@ def path(tmp_path):
     return tmp_path / "model.safetensors"
 
 
-def saved(name, path, tasks, count=2, **how):
-    method = make(name, tasks, known=1, **how)
-    for task in tasks[:count]:
+@cache
+def learned(name, count, heads):
+    """A method that has learned the first tasks and was saved, and its file."""
+    tasks = toy_tasks(count)
+    method = make(name, tasks, known=1, heads=heads)
+    for task in tasks:
         if task.index:
             method.net.add_task(task.classes)
         method.learn(task, fit())
-    save(method, path)
-    return method
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        save(method, path)
+        return method, path.read_bytes()
+
+
+def saved(name, path, count=2, heads="multi"):
+    """A method that has learned the first toy tasks and was saved here."""
+    method, content = learned(name, count, heads)
+    path.write_bytes(content)
+    return copy.deepcopy(method)
 
 
 # What was saved is what is loaded
@@ -66,7 +80,7 @@ def test_loaded_it_answers_and_learns_as_before(name, heads, path):
     if heads == "shared" and name in MULTI_ONLY:
         return
     tasks = toy_tasks(3)
-    method = saved(name, path, tasks, heads=heads)
+    method = saved(name, path, heads=heads)
     twin = hatrack.load(str(path), fresh())
     assert type(twin) is METHODS[name]
     assert twin.history == {0: "toy 0", 1: "toy 1"}
@@ -93,7 +107,7 @@ def test_loaded_it_answers_and_learns_as_before(name, heads, path):
 @pytest.mark.slow
 def test_a_new_process_gives_the_same_bits(path, tmp_path):
     tasks = toy_tasks(2)
-    expected = torch.cat([logits(saved("hat", path, tasks), task) for task in tasks])
+    expected = torch.cat([logits(saved("hat", path), task) for task in tasks])
     out = tmp_path / "out.safetensors"
     program = f"""
 import torch, hatrack
@@ -212,7 +226,7 @@ def test_options_that_are_not_kept_are_an_error_at_once(path):
 
 def test_joint_says_what_data_it_lacks(path):
     tasks = toy_tasks(3)
-    saved("joint", path, tasks)
+    saved("joint", path)
     twin = hatrack.load(path, fresh())
     twin.net.add_task(3)
     with pytest.raises(ValueError, match="joint has no data of 'toy 0', 'toy 1'"):
@@ -239,8 +253,7 @@ def steep(method: Method, task: int) -> list[tuple[nn.Parameter, int]]:
 
 @isolated
 def test_one_bit_of_what_a_task_uses_is_noticed(name, path):
-    tasks = toy_tasks(3)
-    saved(name, path, tasks)
+    saved(name, path)
     for task in (0, 1):
         method = hatrack.load(path, fresh())
         places = steep(method, task)
@@ -272,7 +285,7 @@ def free(method: Method) -> list[tuple[nn.Parameter, torch.Tensor]]:
 @pytest.mark.parametrize("name", ["hat", "pmask", "packnet"])
 def test_what_is_free_may_change_and_nothing_else(name, path):
     tasks = toy_tasks(3)
-    method = saved(name, path, tasks)
+    method = saved(name, path)
     digests = dict(method.digests)
     changed = tried = told = 0
     for parameter, mask in free(method):
@@ -295,7 +308,7 @@ def test_what_is_free_may_change_and_nothing_else(name, path):
 def test_a_task_that_moves_another_is_told_of_after_it_is_learned(path, monkeypatch):
     """A method that breaks its promise."""
     tasks = toy_tasks(3)
-    saved("hat", path, tasks)
+    saved("hat", path)
     twin = hatrack.load(path, fresh())
     twin.net.add_task(3)
     monkeypatch.setattr(type(twin), "_freeze_used_weights", lambda self: None)
@@ -306,7 +319,7 @@ def test_a_task_that_moves_another_is_told_of_after_it_is_learned(path, monkeypa
 @pytest.mark.parametrize("name", ["hat", "pmask", "packnet"])
 def test_a_task_may_be_given_up_or_learned_again(name, path):
     tasks, others = toy_tasks(2), toy_tasks(2, seed=5)
-    saved(name, path, tasks)
+    saved(name, path)
     twin = hatrack.load(path, fresh())
     kept = logits(twin, tasks[0])
     twin.learn(others[1], fit())
@@ -322,9 +335,8 @@ def test_a_task_may_be_given_up_or_learned_again(name, path):
 
 
 def test_a_trunk_that_computes_something_else_is_told_by_the_answers(path):
-    tasks = toy_tasks(2)
     for name in ("sgd", "hat"):
-        saved(name, path, tasks)
+        saved(name, path)
         other = fresh()
         for key, module in list(other.named_modules()):
             if isinstance(module, nn.ReLU):
@@ -335,7 +347,7 @@ def test_a_trunk_that_computes_something_else_is_told_by_the_answers(path):
 
 def test_a_file_whose_task_was_changed_is_told_of(path):
     """By someone who knows the format and writes a right digest of the whole."""
-    saved("hat", path, toy_tasks(2))
+    saved("hat", path)
     kept, words = tensors.load(path)
     flip(kept["state.net.heads.1.bias"], 0)
     tensors.save(path, kept, words)
@@ -345,7 +357,7 @@ def test_a_file_whose_task_was_changed_is_told_of(path):
 
 def test_saving_fails_whole(path):
     """An error leaves the file that was there."""
-    method = saved("hat", path, toy_tasks(2))
+    method = saved("hat", path)
     before = path.read_bytes()
     flip(method.net.heads[0].bias, 0)
     with pytest.raises(ValueError, match="task 0"):
@@ -367,7 +379,7 @@ def test_saving_fails_whole(path):
     ],
 )
 def test_another_trunk_is_refused_in_one_line(trunk, told, path):
-    saved("hat", path, toy_tasks(2))
+    saved("hat", path)
     with pytest.raises(ValueError, match=told) as caught:
         hatrack.load(path, trunk())
     assert "\n" not in str(caught.value)
@@ -399,7 +411,7 @@ def test_files_that_are_none(path, tmp_path):
 
 
 def test_damage_is_noticed_wherever_it_is(path):
-    saved("hat", path, toy_tasks(2))
+    saved("hat", path)
     whole = path.read_bytes()
     for place in torch.linspace(0, len(whole) - 1, 150).long().tolist():
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
@@ -434,7 +446,7 @@ def test_damage_is_noticed_wherever_it_is(path):
     ],
 )
 def test_words_that_are_wrong_are_told_of(change, told, path):
-    saved("hat", path, toy_tasks(2))
+    saved("hat", path)
     kept, words = tensors.load(path)
     tensors.save(path, kept, json.loads(json.dumps({**words, **change})))
     with pytest.raises(ValueError, match=told) as caught:
@@ -608,7 +620,7 @@ def test_a_method_may_promise_something_of_some_tasks_only():
 @every_method
 def test_a_method_saved_while_it_learns_can_be_loaded(name, path):
     tasks = toy_tasks(2)
-    method = saved(name, path, tasks, count=1)
+    method = saved(name, path, count=1)
     method.net.add_task(3)
     before, seen = logits(method, tasks[0]), []
 
@@ -625,7 +637,7 @@ def test_a_method_saved_while_it_learns_can_be_loaded(name, path):
 @every_method
 def test_answers_in_inference_mode_leave_the_method_able_to_learn(name, path):
     tasks = toy_tasks(2)
-    saved(name, path, tasks, count=1)
+    saved(name, path, count=1)
     with torch.inference_mode():
         assert len(hatrack.load(path, fresh()).predict(tasks[0].test.x[:3], 0)) == 3, "to predict by, and nothing else"
     method = hatrack.load(path, fresh())
@@ -640,7 +652,7 @@ def test_answers_in_inference_mode_leave_the_method_able_to_learn(name, path):
 
 def test_what_could_not_be_loaded_again_is_not_saved(path):
     tasks = toy_tasks(1)
-    method = saved("hat", path, tasks, count=1)
+    method = saved("hat", path, count=1)
     content = path.read_bytes()
     with pytest.raises(ValueError, match="the weights are float16, and a method is loaded in float32"):
         save(method.half(), path)
@@ -683,7 +695,7 @@ def test_trunks_that_can_t_be_kept_are_refused_in_words(path):
 
     with pytest.raises(ValueError, match=r"the trunk's state holds '0\._extra_state', of type dict"):
         Network(nn.Sequential(Odd(4, 4)), [3], torch.zeros(2, 4))
-    saved("sgd", path, toy_tasks(1), count=1)
+    saved("sgd", path, count=1)
     with pytest.raises(ValueError, match="weights whose shape it does not know yet"):
         hatrack.load(path, nn.Sequential(nn.Flatten(), nn.LazyLinear(24)))
 
