@@ -1,6 +1,7 @@
 """Split CIFAR-100 by plain SGD without the library, in the setting of 004's script: a loop to hold the library against.
 
 python -m dev.plain_cifar100 FOLDER/cifar100.npz 0 1    # the file of `hatrack data get cifar100`, and seeds; minutes each
+python -m dev.plain_cifar100 FOLDER/cifar100.npz 0 1 --shuffle    # each task in an order of its own, as in the library
 """
 
 import sys
@@ -45,9 +46,15 @@ def masked(logits: Tensor, task: int) -> Tensor:
     return torch.where(own, logits, torch.tensor(-1e11))
 
 
-def run(path: str, seed: int) -> np.ndarray:
+def in_order(rows: Tensor, source: torch.Generator | None) -> Tensor:
+    """Return the examples of a task in the order of training: that of the file, as in 004's code, or a random one."""
+    return rows if source is None else rows[torch.randperm(len(rows), generator=source)]
+
+
+def run(path: str, seed: int, *, shuffle: bool = False) -> np.ndarray:
     """Train all tasks and return the matrix of accuracies: on every task so far after each task."""
     torch.manual_seed(seed)
+    source = torch.Generator().manual_seed(1000 + seed) if shuffle else None
     data = np.load(path)
     x, x_test = (torch.from_numpy(data[key]).permute(0, 3, 1, 2).float().div(255) for key in ("x_train", "x_test"))
     y, y_test = (torch.from_numpy(data[key]).long() for key in ("y_train", "y_test"))
@@ -55,7 +62,7 @@ def run(path: str, seed: int) -> np.ndarray:
     for task in range(TASKS):
         optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
         net.train()
-        for rows in torch.where(y // CLASSES == task)[0].split(BATCH):  # in the order of the file, as there
+        for rows in in_order(torch.where(y // CLASSES == task)[0], source).split(BATCH):
             optimizer.zero_grad()
             F.cross_entropy(masked(net(x[rows]), task), y[rows]).backward()
             optimizer.step()
@@ -70,8 +77,8 @@ def run(path: str, seed: int) -> np.ndarray:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # the order of sums decides which of many outcomes a seed has
-    for word in sys.argv[2:]:
-        found = run(sys.argv[1], int(word))
+    for word in [word for word in sys.argv[2:] if word != "--shuffle"]:
+        found = run(sys.argv[1], int(word), shuffle="--shuffle" in sys.argv)
         lost = float((np.nanmax(found[:-1, :-1], axis=0) - found[-1, :-1]).mean())
         print(f"seed {word}: average accuracy {100 * found[-1].mean():.1f} %, learning accuracy "
               f"{100 * np.diag(found).mean():.1f} %, forgetting {lost:.3f}", flush=True)  # fmt: skip

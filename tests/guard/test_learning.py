@@ -7,11 +7,14 @@ from torch.nn import functional as F
 
 import hatrack as hr
 from hatrack import BENCHMARKS, HAT, PMASK, Network, Regime, Trainer
+from hatrack.guard.backbone import GATES
 from hatrack.methods.parts.annealing import hardness
 from hatrack.networks.mlp import mlp
-from hatrack.seeds import seeded
+from hatrack.seeds import derive, generator, seeded
+from hatrack.tasks.batches import split_batches
 from hatrack.tasks.split import Batch
 from tests.helpers.guarded import BACKBONES, PROBE, WIDTH, data, differing, make_loop, state
+from tests.helpers.toys import toy_tasks
 
 
 def one_step(kind, smax, x, y, step, steps):
@@ -54,6 +57,43 @@ def test_a_step_is_the_step_of_the_method(name, kind, step):
         torch.testing.assert_close(moved[free], grad[free], rtol=1e-3, atol=1e-3 * grad.abs().max().item())
         optimizer.step()  # without a gradient: not counted
         guard.lesson.done = 6
+
+
+@pytest.mark.parametrize("name", ["hat", "pmask"])
+def test_a_task_ends_with_the_weights_of_the_trainer(name):
+    """With its gates, its batches and no choice of a best epoch; batches in another order lead elsewhere."""
+    (task,) = toy_tasks(1)
+    steps = len(split_batches(task.train.y, 8))
+
+    def network():
+        torch.manual_seed(0)
+        return Network(BACKBONES["mlp"](), tasks=[task])
+
+    def learn(names):
+        net, other = network(), hr.METHODS[name](network(), smax=30.0)
+        other.begin_task(0)
+        gates = other.embeddings[0] if name == "hat" else other.embeddings
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        guard = hr.protect(net.trunk, optimizer, example=net.example, method=name, smax=30.0)
+        with guard.learn("a", steps=steps, own=[net.heads[0]]):
+            guard.module.embedding.data.copy_(gates)
+            for epoch in range(2):
+                order = torch.randperm(len(task.train), generator=generator(derive(0, *names), "batches", epoch))
+                for rows in split_batches(order, 8):
+                    optimizer.zero_grad()
+                    features = net.trunk.train()(task.train.inputs(rows))
+                    F.cross_entropy(net.heads[0](features), task.train.y[rows]).backward()
+                    optimizer.step()
+        return [p.detach() for key, p in net.named_parameters() if GATES not in key]
+
+    method = hr.METHODS[name](network(), smax=30.0)
+    regime = Regime(epochs=2, batch=8, lr=0.1, schedule="constant", restore=False)
+    method.learn(task, Trainer(regime, engine="eager"))
+    expected = list(method.net.parameters())
+    for own, weight in zip(learn(("task", 0, "fit", 0)), expected, strict=True):
+        torch.testing.assert_close(own, weight, rtol=1e-4, atol=1e-5)
+    elsewhere = zip(learn(("other",)), expected, strict=True)
+    assert max((own - weight).abs().max().item() for own, weight in elsewhere) > 1e-2
 
 
 @pytest.mark.parametrize("anneal", ["paper", "authors"])
