@@ -95,9 +95,8 @@ def wait(name: str) -> None:
         stand_apart(apart=True)
         with others_run():
             job.wait(PATIENCE)
-            stand_apart(
-                apart=False
-            )  # before it is this run's turn: so all that wait for this job take their first step together
+            # Before it is this run's turn, so that all runs that wait for this job take their first step together.
+            stand_apart(apart=False)
 
 
 def _mark(name: str) -> Path:
