@@ -1,6 +1,6 @@
 """Compares HAT in a loop of one's own, under a guard, with the Trainer: the same weights, gates, batches and steps.
 
-python -m dev.guarded_digits    # the first task of the sample of split MNIST, at sixteen seeds; a minute
+python -m dev.guarded_digits    # the first task of the sample of split MNIST, at sixteen seeds; minutes
 """
 
 import copy
