@@ -16,7 +16,7 @@ def spec(method, tasks):
         "pmnist",
         method,
         benchmark_options={"data": "sample", "tasks": tasks, "permutations": "prefix"},
-        network_options={"widths": (12, 8), "input_dropout": 0.0},
+        network_options={"widths": (12, 8)},
         method_options={"grow": "auto", "grow_below": 1.0},
         train_examples=100,
         regime=Regime(epochs=1, batch=200),

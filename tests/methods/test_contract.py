@@ -19,7 +19,7 @@ from tests.helpers.toys import toy_tasks
 
 
 def well_trained() -> Trainer:
-    return Trainer(Regime(epochs=20, batch=8, lr=0.1))
+    return Trainer(Regime(epochs=12, batch=8, lr=0.1))
 
 
 @cache
