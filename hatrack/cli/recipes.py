@@ -22,6 +22,7 @@ from hatrack.recipes.page import main_table, write_page
 from hatrack.recipes.recipe import Part, Recipe
 from hatrack.recipes.reproduce import Missing, carry_out, missing_rows, read_records
 from hatrack.recipes.results import Records, Results
+from hatrack.reporting.words import seeds_text
 from hatrack.text import duration, say
 from hatrack.training.checkpoint import Stopped
 
@@ -137,7 +138,7 @@ def _tell_missing(recipe: Recipe, parts: list[Part], out: Path, places: tuple[in
         table.add_column(head, justify="right" if head == "seconds each" else "left", overflow="fold")
     for item in found:
         seconds = f"{item.seconds:,.0f}" if item.seconds is not None else "?"
-        seeds = ",".join(map(str, item.seeds))
+        seeds = seeds_text(item.seeds)
         table.add_row(Text(item.part.name), Text(item.row.label), seeds, seconds, item.similar)
     Console().print(table)
     say(_total(found, *places))

@@ -151,9 +151,12 @@ def status_page(found: Sequence[RunStatus], title: str) -> str:
     style = (
         ":root{color-scheme:light dark} body{font:15px sans-serif;margin:2em} td{padding:2px 1em 2px 0}"
         " .failed{color:light-dark(#b00,#ff8a80)} .done{color:light-dark(#070,#7fd18b)}"
+        " progress{width:5rem} td{overflow-wrap:anywhere;vertical-align:top}"
+        " @media(max-width:640px){body{margin:1rem}tr,td{display:block;padding:.1rem 0}tr{margin-bottom:1rem}}"
     )
     return (
-        f"<!doctype html><meta charset=utf-8><meta http-equiv=refresh content={REFRESH}>"
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<meta http-equiv=refresh content={REFRESH}>"
         f"<title>{escape(printable(title))}</title><style>{style}</style>"
         f"<h1>{escape(printable(title))}</h1><p>{escape(summary(found))}</p><table>\n{rows}\n</table>\n"
     )

@@ -20,7 +20,7 @@ class Cost(NamedTuple):
 
     Attributes:
         seconds: the mean of similar runs, per epoch of a task, times the epochs at most and the tasks; None: none.
-        similar: whose times these are.
+        similar: whose times these are; lengths are numbers of tasks.
     """
 
     seconds: float | None
@@ -44,10 +44,10 @@ def expected_cost(run: Run, records: Iterable[Record]) -> Cost:
     others = [r for r in longer if _trains(r.spec.method, run.method)]
     kinds = (
         ("its other seeds", same),
-        ("this method in other settings", alike),
-        ("this method on more or fewer tasks", own),
-        ("other methods on this network", near),
-        ("other methods on more or fewer tasks", others),
+        ("its other settings", alike),
+        ("its other lengths", own),
+        ("other methods", near),
+        ("other methods, lengths", others),
     )
     for words, group in kinds:
         if group:

@@ -148,6 +148,7 @@ class LearnResult:
             `joint` after a number of tasks that is not in its `at`.
         usage: the share of every layer that finished tasks have taken, and what is held whole; empty if the method takes
             nothing.
+        again: whether the task had been learned before. What it took then stays taken.
 
     Example:
         >>> result = hr.HAT(hr.Network(trunk, tasks=tasks)).learn(tasks[0], hr.Trainer(hr.Regime(epochs=2)))
@@ -160,6 +161,7 @@ class LearnResult:
     task: str
     fits: list[FitResult]
     usage: dict[str, float]
+    again: bool = False
 
     @property
     def epochs(self) -> int:
@@ -197,7 +199,11 @@ class LearnResult:
         return f"LearnResult({self})"
 
     def __str__(self) -> str:
-        said = f"learned {self.task!r} " + (f"in {_count(self.epochs, 'epoch')}" if self.epochs else "without training")
+        said = (
+            f"learned {self.task!r} "
+            + "again " * self.again
+            + (f"in {_count(self.epochs, 'epoch')}" if self.epochs else "without training")
+        )
         said += "" if self.valid_accuracy is None else f", validation {score_text(self.score, self.valid_accuracy)}"
         said += f" (epoch {self.best_epoch})" if self.best_epoch else ""
         said += "" if self.capacity is None else f", {self.capacity:.0%} of the capacity taken"
@@ -242,9 +248,9 @@ class CountedFit:
         """Tell the fit that a task begins, and return what is to be called if it could not be learned."""
         return self.fit.begin_task(method) if isinstance(self.fit, TaskObserver) else lambda: None
 
-    def end(self, task: Task, usage: dict[str, float]) -> LearnResult:
+    def end(self, task: Task, usage: dict[str, float], again: bool) -> LearnResult:
         """Return the result of the task whose fits these were, and tell the fit of it if it wants to know."""
-        result = LearnResult(task.name, self.results, usage)
+        result = LearnResult(task.name, self.results, usage, again)
         if isinstance(self.fit, TaskObserver):
             self.fit.end_task(result)
         return result

@@ -239,13 +239,14 @@ class Method(TrainedMethod):
         check_owner(self)
         with self.lock, without_autocast_cache(), with_gradients(), room_for(self, task):
             task, counted = to_device(task, self.net.example.device), CountedFit(fit)
+            again = task.index in self.history
             with transaction(self, task, counted), self._while_learning(task.index):
                 self.net.set_preprocessing(task)
                 self.learn_task(task, counted)
                 usage = self.usage()
                 kept = self.stored_images.select(task.train) if self.stored_images and self.used_by(task.index) else None
             note_finished(self, task, kept)
-        return counted.end(task, usage)
+        return counted.end(task, usage, again)
 
     def __call__(self, x: Tensor, task: TaskId) -> Tensor:
         """Return the logits of a task. Threads may call it at any time; they run one after the other, see `for_task`.

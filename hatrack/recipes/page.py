@@ -32,6 +32,7 @@ CLASSES = {
     NOT_RUN: "open",
 }  # of cells, by what stands in them
 PUBLISHED = ": published"  # ends the head of the first of four columns about one quantity
+ENGINES = {"auto": "engine not recorded", "none": "nothing trained"}  # older records have the choice, not the engine
 HOLDS = {True: "holds", False: "does not hold", None: "not known yet: a row is missing"}
 
 
@@ -60,7 +61,7 @@ def write_page(recipe: Recipe, records: Records, out: Path, notice: str = "") ->
         recipe: the recipe.
         records: all records that there are.
         out: the folder of the pages.
-        notice: a caution for the top of the page.
+        notice: a caution for the top of the page of the quick version.
 
     Returns:
         The path of the HTML page.
@@ -69,7 +70,8 @@ def write_page(recipe: Recipe, records: Records, out: Path, notice: str = "") ->
     figures = writable(out / "figures")
     for _, drawing in (pair for section in sections for pair in section.drawings):
         write(figures / f"{drawing.name}.png", drawing.png)
-    values = {"recipe": recipe, "sections": sections, "notice": notice, "rule": RULE}
+    command = f"hatrack reproduce {recipe.name}" + (" --quick" if notice else "")
+    values = {"recipe": recipe, "sections": sections, "notice": notice, "rule": RULE, "command": command}
     more = {"classes": CLASSES, "count": count_verdicts(sections), "groups": head_groups}
     write(out / f"{recipe.name}.html", plain_page("recipe.html", TEMPLATES, **values, **more))
     for name, text in _texts(recipe, records, sections, notice).items():
@@ -163,12 +165,9 @@ def _notes(part: Part) -> list[tuple[str, str]]:
 
 
 def _conditions(records: Sequence[Record]) -> str:
-    """Return on what the records were made: device, precision, engine."""
-    found = {
-        f"{r.versions.get('device', '?')}, {r.versions.get('precision', '?')}, {r.versions.get('engine', '?')}"
-        for r in records
-    }
-    return "; ".join(sorted(found))
+    """Return on what the records were made: device, precision, engine; older records do not tell all of it."""
+    known = [[r.versions.get(key, "") for key in ("device", "precision", "engine")] for r in records]
+    return "; ".join(sorted({", ".join(ENGINES.get(word, word) for word in words if word) for words in known} - {""}))
 
 
 def main_table(results: Results) -> Grid:

@@ -30,7 +30,19 @@ NOTICE = (
 
 def quick(recipe: Recipe) -> Recipe:
     """Return the quick version of a recipe: every row at one seed, small and short."""
-    return replace(recipe, parts=tuple(_part(part) for part in recipe.parts))
+    return replace(recipe, parts=_without_repeats([_part(part) for part in recipe.parts]))
+
+
+def _without_repeats(parts: list[Part]) -> tuple[Part, ...]:
+    """Return the parts; of those whose rows are the same runs as the rows of one before them, a sentence that says so."""
+    shown: dict[tuple[tuple[str, str], ...], str] = {}
+    found = []
+    for part in parts:
+        runs = tuple((row.label, row.run.name) for row in part.rows)
+        before = shown.setdefault(runs, part.title) if runs else part.title
+        same = f"In the quick version these are the runs of “{before}”, and its numbers are not shown again."
+        found.append(part if before == part.title else replace(part, text=same, columns=(), plots=(), grids=()))
+    return tuple(found)
 
 
 def _part(part: Part) -> Part:

@@ -217,7 +217,10 @@ def _flags(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
 
 def _seeds(seeds: list[int]) -> list[str]:
     """Return the option that names these seeds: --seed 3, --seeds 0-4 or --seeds 0,2,5."""
-    if len(seeds) == 1:
-        return ["--seed", str(seeds[0])]
-    no_gap = seeds[-1] - seeds[0] == len(seeds) - 1  # they are sorted
-    return ["--seeds", f"{seeds[0]}-{seeds[-1]}" if no_gap else ",".join(map(str, seeds))]
+    return ["--seed" if len(seeds) == 1 else "--seeds", seeds_text(seeds)]
+
+
+def seeds_text(seeds: list[int]) -> str:
+    """Return seeds, which are sorted, in few letters: 3, 0-4 or 0,2,5."""
+    no_gap = 1 < len(seeds) == seeds[-1] - seeds[0] + 1
+    return f"{seeds[0]}-{seeds[-1]}" if no_gap else ",".join(map(str, seeds))

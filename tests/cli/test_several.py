@@ -70,11 +70,11 @@ def test_what_a_run_would_cost():
     run = Run("digits-and-clothes", "sgd", 7)
     assert expected_cost(run, own) == (11.0, "its other seeds")
     other = with_spec(make("sgd", 0), heads="shared")
-    assert expected_cost(run, [other, make("hat", 1)]) == (10.0, "this method in other settings")
+    assert expected_cost(run, [other, make("hat", 1)]) == (10.0, "its other settings")
     short = make("sgd", 0, regime=Regime(epochs=20))
-    assert expected_cost(run, [short]) == (100.0, "this method in other settings"), "200 epochs in place of 20"
+    assert expected_cost(run, [short]) == (100.0, "its other settings"), "200 epochs in place of 20"
     assert expected_cost(run, [make("sgd", 0, benchmark_options={"data": "sample"})])[0] is None, "other data"
-    assert expected_cost(run, [make("hat", 1)]) == (12.0, "other methods on this network")
+    assert expected_cost(run, [make("hat", 1)]) == (12.0, "other methods")
     assert expected_cost(run, [])[0] is None
 
 

@@ -77,6 +77,15 @@ def test_a_method_with_several_fits_that_failed_in_the_second_begins_anew():
     assert_same_state(plain, faulty)
 
 
+def test_the_result_says_that_a_task_was_learned_before():
+    tasks = toy_tasks(2)
+    method = small(PackNet, tasks)
+    first = [method.learn(task, Trainer(SHORT)) for task in tasks]
+    second = method.learn(tasks[0], Trainer(SHORT))
+    assert [result.again for result in (*first, second)] == [False, False, True]
+    assert str(second).startswith(f"learned {tasks[0].name!r} again in ")
+
+
 def test_a_task_that_could_not_be_learned_again_leaves_no_column_behind():
     tasks = toy_tasks(3)
     method = small(PNN, tasks)

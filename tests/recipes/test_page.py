@@ -15,7 +15,7 @@ from hatrack.recipes.quantities import summary
 from hatrack.recipes.recipe import Recipe
 from hatrack.recipes.results import Records, Results, index
 from hatrack.reporting.looks import look
-from tests.helpers.records import ACCURACY, make
+from tests.helpers.records import ACCURACY, make, with_spec
 from tests.recipes.toys import PART, RECIPE
 
 ACCURACY_OF = summary("accuracy")
@@ -131,6 +131,23 @@ def test_columns_of_a_quantity_have_one_head():
     heads = ["approach", "n", "Accuracy, %: published", "ours", "difference", "verdict", "Forgetting"]
     groups = [("", ["approach"]), ("", ["n"]), ("Accuracy, %", ["published", "ours", "difference", "verdict"])]
     assert head_groups(heads) == [*groups, ("", ["Forgetting"])]
+
+
+def test_what_old_records_do_not_tell_is_left_out(tmp_path):
+    known = ({"device": "H200", "engine": "recorded"}, {"device": "H200", "precision": "tf32", "engine": "auto"}, {})
+    records = [replace(with_spec(make("hat", 0), seed=k), versions=versions) for k, versions in enumerate(known)]
+    write_page(RECIPE, index(records), tmp_path)
+    line = "Measured on: H200, recorded; H200, tf32, engine not recorded."
+    assert line in (tmp_path / f"{RECIPE.name}.md").read_text()
+
+
+@pytest.mark.parametrize(("notice", "option"), [("", ""), ("This is small.", " --quick")])
+def test_the_page_of_the_quick_version_names_its_own_command(notice, option, records, tmp_path):
+    page = write_page(RECIPE, records, tmp_path, notice).read_text()
+    command = f"hatrack reproduce {RECIPE.name}"
+    assert page.count(command + option) == page.count(command) > 2
+    assert ("--quick" in page) == bool(option)
+    assert f"{command}{option}\n" in (tmp_path / f"{RECIPE.name}.md").read_text()
 
 
 def test_a_page_without_any_record(tmp_path):

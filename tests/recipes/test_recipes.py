@@ -167,6 +167,17 @@ def test_what_differs_from_the_paper_has_a_note(records):
     assert silent == set()
 
 
+def test_the_quick_version_shows_the_numbers_of_the_same_runs_once():
+    parts = {part.name: part for part in quick(RECIPES["pmask"]).parts}
+    assert parts["cifar10"].columns
+    assert parts["cifar10"].plots
+    same = parts["cifar100"]
+    assert [row.run.name for row in same.rows] == [row.run.name for row in parts["cifar10"].rows]
+    assert (same.columns, same.plots) == ((), ())
+    assert parts["cifar10"].title in same.text
+    assert all(part.columns for part in RECIPES["pmask"].parts), "the control: the recipe itself shows them"
+
+
 def test_missing_rows_are_priced_by_similar_records(records):
     found = missing_rows(RECIPES["hat-2018"].only(("cifar",)), records)
     costs = [item.cost for item in found]
@@ -176,7 +187,7 @@ def test_missing_rows_are_priced_by_similar_records(records):
     priced = {item.row.label: item for item in missing_rows([PART], Records({"": {0: toy}}))}
     assert priced["HAT"].seconds == 10.0  # of its other seed
     assert priced["HAT"].similar == "its other seeds"
-    assert priced["SGD"].similar == "other methods on this network"
+    assert priced["SGD"].similar == "other methods"
     assert missing_rows([PART], Records())[0].seconds is None
 
 
