@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Spec
@@ -70,8 +70,7 @@ def write_page(recipe: Recipe, records: Records, out: Path, notice: str = "") ->
     figures = writable(out / "figures")
     for _, drawing in (pair for section in sections for pair in section.drawings):
         write(figures / f"{drawing.name}.png", drawing.png)
-    command = f"hatrack reproduce {recipe.name}" + (" --quick" if notice else "")
-    values = {"recipe": recipe, "sections": sections, "notice": notice, "rule": RULE, "command": command}
+    values = _values(recipe, sections, notice)
     more = {"classes": CLASSES, "count": count_verdicts(sections), "groups": head_groups}
     write(out / f"{recipe.name}.html", plain_page("recipe.html", TEMPLATES, **values, **more))
     for name, text in _texts(recipe, records, sections, notice).items():
@@ -85,9 +84,14 @@ def page_texts(recipe: Recipe, records: Records) -> dict[str, str]:
     return _texts(recipe, records, sections, "")
 
 
+def _values(recipe: Recipe, sections: Sequence[Section], notice: str) -> dict[str, Any]:
+    """Return what the templates of a page have in common."""
+    command = f"hatrack reproduce {recipe.name}" + (" --quick" if notice else "")
+    return {"recipe": recipe, "sections": sections, "notice": notice, "rule": RULE, "command": command}
+
+
 def _texts(recipe: Recipe, records: Records, sections: Sequence[Section], notice: str) -> dict[str, str]:
-    values = {"recipe": recipe, "sections": sections, "notice": notice, "rule": RULE}
-    markdown = templates(TEMPLATES).get_template("recipe.md").render(values)
+    markdown = templates(TEMPLATES).get_template("recipe.md").render(_values(recipe, sections, notice))
     return {f"{recipe.name}.md": markdown, f"{recipe.name}.csv": csv_text(recipe, records)}
 
 
