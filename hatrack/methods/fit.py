@@ -148,7 +148,7 @@ class LearnResult:
             `joint` after a number of tasks that is not in its `at`.
         usage: the share of every layer that finished tasks have taken, and what is held whole; empty if the method takes
             nothing.
-        again: whether the task had been learned before. What it took then stays taken.
+        again: whether the task had been learned before; what it has learned now replaces that.
 
     Example:
         >>> result = hr.HAT(hr.Network(trunk, tasks=tasks)).learn(tasks[0], hr.Trainer(hr.Regime(epochs=2)))
