@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hatrack.methods.hat import HAT
-from hatrack.methods.parts.annealing import compensation, without_denormals
+from hatrack.methods.parts.annealing import compensation, slope_times, without_denormals
 from hatrack.methods.parts.masked_weights import times_slope
 from hatrack.methods.pmask import PMASK
 from hatrack.tracing.folded import LastPass
@@ -44,7 +44,7 @@ def gate_gradient(method: Gated, grad: Tensor, s: Tensor) -> Tensor:
     if isinstance(method, PMASK):
         return _gradient_by_weights(method, grad, s)
     e = method.embeddings[method.learning].detach()
-    own: Tensor = torch.ops.aten.sigmoid_backward(method.price, torch.sigmoid(s * e)) * s  # of c R by e
+    own = slope_times(method.price, e, s, torch.sigmoid(s * e), method.slope) * s  # of c R by e
     return (grad + own) * compensation(e, s, method.smax)
 
 

@@ -17,7 +17,16 @@ from hatrack.methods.growth.grow import try_growth
 from hatrack.methods.growth.growth import GrowBelowOption, GrowByOption, GrowOption, Growth, grown_initial
 from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
-from hatrack.methods.parts.annealing import LIMIT, Anneal, AnnealedGates, ValidationOption, hardness, initial_embedding
+from hatrack.methods.parts.annealing import (
+    LIMIT,
+    Anneal,
+    AnnealedGates,
+    ExactSigmoid,
+    SlopeOption,
+    ValidationOption,
+    hardness,
+    initial_embedding,
+)
 from hatrack.methods.parts.candidates import (
     ReuseOption,
     RoomOption,
@@ -106,6 +115,7 @@ class HAT(Method):
         grow_below: GrowBelowOption = 0.5,
         grow_by: GrowByOption = 0.5,
         validation: ValidationOption = "loss",
+        slope: SlopeOption = "rounded",
     ) -> None:
         super().__init__(net)
         self.options = check(HAT, locals())
@@ -115,6 +125,7 @@ class HAT(Method):
         self.stored_images = stored_images(probes, net.example)
         self.smax, self.c, self.kind, self.protect = smax, c, masks, protect
         self.anneal, self.embedding, self.gate_rate, self.validation = anneal, embedding, gate_lr, validation
+        self.slope = slope
         self.register_buffer("frozen", None, persistent=False)
         self._set_units(Units(net.trunk, net.example, on_unknown=on_unknown, leave=leave), shared_norms=norms == "shared")
         warn_of_trunk(self.units, self.held)
@@ -175,7 +186,8 @@ class HAT(Method):
 
     def soft_gates(self, e: Tensor, s: Tensor | float) -> Tensor:
         """Return the gates (units,) of an embedding at hardness s (Eq. 1)."""
-        return torch.where(self.frozen, 1.0, torch.sigmoid(s * e))
+        sigmoid = torch.sigmoid if self.slope == "rounded" else ExactSigmoid.apply
+        return torch.where(self.frozen, 1.0, sigmoid(s * e))
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         if isinstance(task, Tensor):
@@ -263,7 +275,7 @@ class HAT(Method):
         assert isinstance(batch.task, int), "HAT learns one task at a time"
         e, s = self.embeddings[batch.task], hardness(batch, self.smax, self.anneal)
         frozen = self.frozen if self.any_frozen else None
-        gates, price = AnnealedGates.apply(e, s, self.smax, self.price, frozen)  # type: ignore[no-untyped-call]
+        gates, price = AnnealedGates.apply(e, s, self.smax, self.price, frozen, self.slope)  # type: ignore[no-untyped-call]
         features = self.units.run(batch.x, self.without_others(gates), self.tensors(batch.task))
         loss: Tensor = batch.loss(self.net.head(features, batch.task)) + price
         return loss

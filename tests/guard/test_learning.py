@@ -59,8 +59,12 @@ def test_a_step_is_the_step_of_the_method(name, kind, step):
         guard.lesson.done = 6
 
 
-@pytest.mark.parametrize("name", ["hat", "pmask"])
-def test_a_task_ends_with_the_weights_of_the_trainer(name):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("hat", {"smax": 30.0}), ("hat", {"smax": 60.0, "slope": "exact"}), ("pmask", {"smax": 30.0})],
+    ids=["hat", "hat with the exact slope", "pmask"],
+)
+def test_a_task_ends_with_the_weights_of_the_trainer(name, options):
     """With its gates, its batches and no choice of a best epoch; batches in another order lead elsewhere."""
     (task,) = toy_tasks(1)
     steps = len(split_batches(task.train.y, 8))
@@ -70,11 +74,11 @@ def test_a_task_ends_with_the_weights_of_the_trainer(name):
         return Network(BACKBONES["mlp"](), tasks=[task])
 
     def learn(names):
-        net, other = network(), hr.METHODS[name](network(), smax=30.0)
+        net, other = network(), hr.METHODS[name](network(), **options)
         other.begin_task(0)
         gates = other.embeddings[0] if name == "hat" else other.embeddings
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        guard = hr.protect(net.trunk, optimizer, example=net.example, method=name, smax=30.0)
+        guard = hr.protect(net.trunk, optimizer, example=net.example, method=name, **options)
         with guard.learn("a", steps=steps, own=[net.heads[0]]):
             guard.module.embedding.data.copy_(gates)
             for epoch in range(2):
@@ -86,7 +90,7 @@ def test_a_task_ends_with_the_weights_of_the_trainer(name):
                     optimizer.step()
         return [p.detach() for key, p in net.named_parameters() if GATES not in key]
 
-    method = hr.METHODS[name](network(), smax=30.0)
+    method = hr.METHODS[name](network(), **options)
     regime = Regime(epochs=2, batch=8, lr=0.1, schedule="constant", restore=False)
     method.learn(task, Trainer(regime, engine="eager"))
     expected = list(method.net.parameters())

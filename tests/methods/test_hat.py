@@ -92,24 +92,59 @@ def test_tiny_gates_lose_their_value_but_not_their_gradient():
     assert gates.grad.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
+@pytest.mark.parametrize("slope", ["rounded", "exact"])
 @pytest.mark.parametrize("some", [False, True])
-def test_gates_and_their_price_by_autograd(some):
+def test_gates_and_their_price_by_autograd(some, slope):
     """The gradient of what is applied and of the price, in float64, times the compensation."""
     e = torch.linspace(-3, 3, 40, dtype=torch.float64).requires_grad_()
     price, weight = torch.rand(2, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     frozen, s = torch.arange(40) % 5 == 0, torch.tensor(9.0, dtype=torch.float64)
-    gates, paid = AnnealedGates.apply(e, s, 400.0, price, frozen if some else None)
+    gates, paid = AnnealedGates.apply(e, s, 400.0, price, frozen if some else None, slope)
     (found,) = torch.autograd.grad((gates * weight).sum() + 3 * paid, e)
     expected = torch.where(frozen & some, 1.0, torch.sigmoid(s * e))
     torch.testing.assert_close(gates, expected)
     torch.testing.assert_close(paid, (expected * price).sum())
     (plain,) = torch.autograd.grad((expected * (weight + 3 * price)).sum(), e)
+    if slope == "exact":  # in which 1 - sigmoid(27) is not rounded either
+        written_out = (weight + 3 * price) * s / (2 * (torch.cosh(s * e.detach()) + 1))
+        plain = torch.where(frozen & some, 0.0, written_out)
     torch.testing.assert_close(found, plain * compensation(e.detach(), s, 400.0))
     assert bool((found[frozen] == 0).all()) == some
 
 
+@pytest.mark.parametrize("slope", ["rounded", "exact"])
+def test_the_slope_of_open_gates_in_float32(slope):
+    """Rounded it is 0 from se = 17 on; exact it is that of float64, for open gates as for closed ones, in both places."""
+    e = torch.tensor([-0.11, -0.05, 0.02, 0.05, 0.11])  # se from -44 to 44
+    s, price = torch.tensor(400.0), torch.full((5,), 0.5)
+    wide = torch.sigmoid(-400.0 * e.double().abs())
+    slopes = 400 * wide * (1 - wide)  # no gate is near 1 here, so that nothing is rounded
+    expected = slopes if slope == "exact" else torch.where(e > 17 / 400, 0.0, slopes)
+    e.requires_grad_()
+    gates, paid = AnnealedGates.apply(e, s, 400.0, price, None, slope)
+    (found,) = torch.autograd.grad(2 * gates.sum() + 3 * paid, e)
+    factor = compensation(e.detach().double(), s.double(), 400.0)
+    torch.testing.assert_close(found.double(), (2 + 3 * 0.5) * expected * factor, rtol=1e-3, atol=0)
+    hat = make_hat(toy_tasks(1), slope=slope)
+    hat.frozen = torch.zeros(5, dtype=torch.bool)
+    (found,) = torch.autograd.grad(hat.soft_gates(e, s).sum(), e)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=0)
+
+
+def test_with_the_exact_slope_fewer_gates_stay_open():
+    """The capacity term closes gates that are far open, which have no gradient if their slope is rounded."""
+    shares = []
+    for slope in ("rounded", "exact"):
+        hat = make_hat(toy_tasks(1), widths=(50, 50), slope=slope, c=2.5, embedding="uniform")
+        learn(hat, toy_tasks(1), Trainer(Regime(epochs=6, batch=16, lr=0.1), watch=True))  # the rule of the step
+        shares.append(hat.final_gates(0).float().mean().item())
+    assert shares[1] < shares[0] - 0.05
+
+
 def test_gates_that_are_applied_are_no_denormals():
-    gates, _ = AnnealedGates.apply(torch.tensor([-1.0, -0.05, 1.0]), torch.tensor(400.0), 400.0, torch.ones(3), None)
+    gates, _ = AnnealedGates.apply(
+        torch.tensor([-1.0, -0.05, 1.0]), torch.tensor(400.0), 400.0, torch.ones(3), None, "rounded"
+    )
     assert gates.tolist() == pytest.approx([1e-12, torch.sigmoid(torch.tensor(-20.0)).item(), 1.0])
 
 
@@ -476,7 +511,7 @@ def test_an_interruption_after_the_fit_is_rolled_back(masks, monkeypatch):
 def test_the_compensated_gradient_has_no_derivative():
     """It is no gradient of a function, so that a second derivative would be wrong in silence."""
     e = torch.randn(3, requires_grad=True)
-    gates, _ = AnnealedGates.apply(e, torch.tensor(2.0), 400.0, torch.ones(3), None)
+    gates, _ = AnnealedGates.apply(e, torch.tensor(2.0), 400.0, torch.ones(3), None, "rounded")
     (grad,) = torch.autograd.grad(gates.square().sum(), e, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()

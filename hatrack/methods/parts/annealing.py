@@ -13,6 +13,7 @@ from hatrack.seeds import generator
 from hatrack.tasks.split import Batch
 
 Anneal = Literal["paper", "authors"]
+Slope = Literal["rounded", "exact"]
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
 SMALLEST = 1e-12  # of gates that are applied: see `without_denormals`
 ValidationOption = Annotated[
@@ -20,6 +21,14 @@ ValidationOption = Annotated[
     Option(
         "by what on validation data lr falls and an epoch is the best: the loss; or total, which has c times the capacity "
         "term in it as in the authors' code, so that training goes on while gates close",
+        added=True,
+    ),
+]
+SlopeOption = Annotated[
+    Slope,
+    Option(
+        "slope of the gates: rounded by float32, so that open gates with se over 17 no longer learn, as in the authors' "
+        "code; or exact, so that more of them close",
         added=True,
     ),
 ]
@@ -74,23 +83,65 @@ class AnnealedGates(torch.autograd.Function):
         smax: the hardness at the end of an epoch.
         price: (units,), of every gate.
         frozen: (units,), gates that are open whatever e is; None if there are none.
+        slope: how the slope of the gates is computed: see `slope_times`.
     """
 
     @staticmethod
-    def forward(ctx: Any, e: Tensor, s: Tensor, smax: float, price: Tensor, frozen: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, e: Tensor, s: Tensor, smax: float, price: Tensor, frozen: Tensor | None, slope: Slope
+    ) -> tuple[Tensor, Tensor]:
         gates = torch.sigmoid(s * e)
         if frozen is not None:
             gates = torch.where(frozen, 1.0, gates)
-        ctx.save_for_backward(e, s, price, gates)
-        ctx.smax = smax
+        ctx.save_for_backward(e, s, price, gates, frozen)
+        ctx.smax, ctx.slope = smax, slope
         return gates.clamp(min=SMALLEST), torch.dot(gates, price)
 
     @staticmethod
     @once_differentiable  # the compensated gradient is no gradient of a function
     def backward(ctx: Any, grad: Tensor, of_price: Tensor) -> tuple[Tensor | None, ...]:
-        e, s, price, gates = ctx.saved_tensors
-        slope: Tensor = torch.ops.aten.sigmoid_backward(torch.addcmul(grad, price, of_price), gates)
-        return (slope * s).mul_(compensation(e, s, ctx.smax)), None, None, None, None
+        e, s, price, gates, frozen = ctx.saved_tensors
+        total = torch.addcmul(grad, price, of_price)
+        if frozen is not None and ctx.slope == "exact":
+            total = torch.where(frozen, 0.0, total)
+        slope = slope_times(total, e, s, gates, ctx.slope)
+        return (slope * s).mul_(compensation(e, s, ctx.smax)), None, None, None, None, None
+
+
+def slope_times(grad: Tensor, e: Tensor, s: Tensor, gates: Tensor, slope: Slope) -> Tensor:
+    """Return a gradient by gates = sigmoid(se), times their slope: the gradient by se.
+
+    Args:
+        grad: the gradient by the gates.
+        e: the embedding.
+        s: the hardness.
+        gates: the gates.
+        slope: "rounded": gates (1 - gates), as autograd has it. In float32 that is 0 from se = 17 on, where a gate is
+            rounded to 1, so that open gates no longer learn and closed ones do. "exact": as `exact_slope`.
+    """
+    if slope == "exact":
+        return grad * exact_slope(s * e)
+    rounded: Tensor = torch.ops.aten.sigmoid_backward(grad, gates)
+    return rounded
+
+
+def exact_slope(x: Tensor) -> Tensor:
+    """Return the slope of sigmoid(x) as sigmoid(x) sigmoid(-x), which rounding does not make 0 where sigmoid(x) is 1."""
+    return torch.sigmoid(x) * torch.sigmoid(-x)
+
+
+class ExactSigmoid(torch.autograd.Function):
+    """Computes sigmoid(x), whose gradient has the exact slope."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * exact_slope(x)
 
 
 def without_denormals(gates: Tensor) -> Tensor:
