@@ -40,8 +40,8 @@ def test_a_run_of_more_or_fewer_tasks_is_scaled(wanted, there, tasks, seconds):
 def test_the_nearest_records_decide():
     wanted = run("ewc", tasks=20)
     fewer, other = took(100.0, run("ewc", tasks=10), 10), took(7.0, run("sgd", tasks=20), 20)
-    assert expected_cost(wanted, [other]) == (7.0, "other methods on this network")
-    assert expected_cost(wanted, [other, fewer]) == (200.0, "this method on more or fewer tasks")
+    assert expected_cost(wanted, [other]) == (7.0, "other methods")
+    assert expected_cost(wanted, [other, fewer]) == (200.0, "its other lengths")
     assert expected_cost(wanted, [other, fewer, took(50.0, wanted, 20)]) == (50.0, "its other seeds")
 
 

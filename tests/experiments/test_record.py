@@ -58,18 +58,6 @@ def saved(folder, **changes):
     return path
 
 
-def test_the_cure_of_a_full_network_is_the_method_s_own():
-    full = [{"1": 0.5, "3": 0.98}, {"1": 0.6, "3": 0.99}]
-    plain, with_c = (make(usage=full, spec=Spec.from_dict({**SPEC, "method_options": o})) for o in ({}, {"c": 0.75}))
-    for record in (plain, with_c):
-        assert in_order(record.capacity, "layer, 3,", "99%", "5%", "1 of 2", "wider network")
-    assert ("larger c" in plain.capacity, "larger c" in with_c.capacity) == (False, True)
-    half_empty = make(usage=[{"1": 0.5}, {"1": 0.9}]).capacity
-    assert in_order(half_empty, "layer, 1,", "90%")
-    assert "wider" not in half_empty
-    assert make().capacity == ""
-
-
 def test_round_trip(tmp_path):
     record = make()
     path = record.save(tmp_path)

@@ -42,6 +42,8 @@ def test_full_layers_are_named_once_for_all_seeds():
         "hat: the fullest layer, linear 1, 50 units, is 99% taken; under 5% is free in linear 1, 50 units: "
         "a wider network or a larger c leaves more room"
     )
+    (plain,) = [line for line in said(with_usage(make("sgd", 0), l2=0.99)) if "fullest" in line]  # which has no c
+    assert plain.endswith("is free in linear 1, 50 units: a wider network leaves more room")
     some = [with_usage(make("hat", seed), l2=0.2, l5=0.5 + 0.2 * seed) for seed in range(2)]
     assert [line for line in said(*some) if "fullest" in line] == [
         "hat: the fullest layer, linear 2, 50 units, is 60% taken"
