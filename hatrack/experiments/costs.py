@@ -32,9 +32,17 @@ def expected_cost(run: Run, records: Iterable[Record]) -> Cost:
 
     Args:
         run: the run.
-        records: any records; those of its own method in the same setting are preferred.
+        records: any records; those of its own method in the same setting are preferred. Where some were made on a GPU and
+            some on a CPU, the times are those of the GPU if there is a similar run of it.
     """
-    timed, spec = [record for record in records if record.seconds.total], run.spec
+    timed = [record for record in records if record.seconds.total]
+    on_gpu = _cost(run, [record for record in timed if record.versions.get("device") != "cpu"])
+    return on_gpu if on_gpu.seconds is not None else _cost(run, timed)
+
+
+def _cost(run: Run, timed: list[Record]) -> Cost:
+    """Return what a run would cost, by the records that are most like it."""
+    spec = run.spec
     same = [r for r in timed if r.spec.written == {**spec, "seed": r.spec.seed}]
     size = [r for r in timed if all(r.spec.written.get(key) == spec.get(key) for key in SIZE)]
     alike = [r for r in size if r.spec.method == run.method]

@@ -45,6 +45,14 @@ def test_the_nearest_records_decide():
     assert expected_cost(wanted, [other, fewer, took(50.0, wanted, 20)]) == (50.0, "its other seeds")
 
 
+def test_times_of_a_gpu_come_before_those_of_a_cpu():
+    wanted = run("ewc", tasks=20)
+    slow = replace(took(900.0, wanted, 20), versions={"device": "cpu"})
+    quick = replace(took(7.0, run("sgd", tasks=20), 20), versions={"device": "NVIDIA H200"})
+    assert expected_cost(wanted, [slow]) == (900.0, "its other seeds")
+    assert expected_cost(wanted, [slow, quick]) == (7.0, "other methods")
+
+
 def test_tasks_of_another_size_say_nothing():
     sample = took(1.0, run(tasks=10, data="sample"), 10)
     assert expected_cost(run(tasks=20), [sample]).seconds is None
