@@ -14,9 +14,10 @@ def differences(old: Record, new: Record) -> list[str]:
     """Return a line for every result in which two records differ, with the largest difference of its numbers.
 
     Validation matrices and costs are compared if both records have them: those of older versions have none. Memory and
-    energy depend on the machine and are not compared.
+    energy depend on the machine and are not compared, nor are training losses of tasks before they were learned, which only
+    older versions have.
     """
-    one, two = _without_machine(old.to_dict()), _without_machine(new.to_dict())
+    one, two = _comparable(old.to_dict()), _comparable(new.to_dict())
     lines = []
     for name in RESULTS:
         missing = name.startswith(("valid_", "costs")) and not (one.get(name) and two.get(name))
@@ -27,10 +28,11 @@ def differences(old: Record, new: Record) -> list[str]:
     return lines
 
 
-def _without_machine(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a record's table without the costs that depend on the machine."""
+def _comparable(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a record's table without the costs that depend on the machine, and what only older versions have."""
     costs = {name: value for name, value in data.get("costs", {}).items() if name not in ("peak_bytes", "joules")}
-    return {**data, "costs": costs}
+    learned = [row[: number + 1] for number, row in enumerate(data["train_loss"])]
+    return {**data, "costs": costs, "train_loss": learned}
 
 
 def _numbers(value: Any) -> list[float]:

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -118,6 +119,15 @@ def test_differences_of_records():
     other = make("hat", accuracy=[[0.9, 0.2], [0.8, 0.7]])
     assert differences(one, other) == [
         f"{name}: not the same, by 0.1 at most" for name in ("accuracy", "loss", "train_loss")
+    ]
+
+
+def test_training_losses_before_a_task_was_learned_are_in_older_records_only():
+    older = make("hat")
+    (first, later), second = older.train_loss
+    assert differences(older, replace(older, train_loss=[[first, None], second])) == []
+    assert differences(older, replace(older, train_loss=[[first + 0.5, later], second])) == [
+        "train_loss: not the same, by 0.5 at most"
     ]
 
 
