@@ -1,7 +1,6 @@
 """Steps that are compiled ahead in helper processes are the steps of the run."""
 
 import copy
-import json
 from dataclasses import replace
 
 import pytest
@@ -23,16 +22,6 @@ AHEAD = [name for name in METHODS if METHODS[name].step_forms != "many" and name
 def captured_only(monkeypatch):
     monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: copy.deepcopy(graph))
     monkeypatch.setattr(compiled, "_code_cache", {})
-
-
-@pytest.fixture
-def jobs(monkeypatch, tmp_path):
-    """The jobs that helpers would be given, instead of helpers."""
-    given = {}
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(helpers, "COUNT", 1)
-    monkeypatch.setattr(helpers, "start", lambda name, function, job: given.setdefault(name, json.loads(json.dumps(job))))
-    return given
 
 
 def of(method, **regime):

@@ -1,6 +1,5 @@
 """Steps of stacks that are compiled ahead in helper processes are those of the stacks, and nobody waits for another's."""
 
-import json
 import threading
 from dataclasses import replace
 
@@ -28,16 +27,6 @@ AHEAD = [name for name in METHODS if METHODS[name].step_forms != "many" and name
 def captured_only(monkeypatch):
     monkeypatch.setattr(stacked_form, "compile_graph", lambda graph, *_: graph)
     monkeypatch.setattr(stacked_form, "_forms", {})
-
-
-@pytest.fixture
-def jobs(monkeypatch, tmp_path):
-    """The jobs that helpers would be given, instead of helpers."""
-    given = {}
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(helpers, "COUNT", 1)
-    monkeypatch.setattr(helpers, "start", lambda name, function, job: given.setdefault(name, json.loads(json.dumps(job))))
-    return given
 
 
 def of(method, seed=0, **regime):
