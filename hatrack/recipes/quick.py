@@ -46,7 +46,7 @@ def _without_repeats(parts: list[Part]) -> tuple[Part, ...]:
 
 
 def _part(part: Part) -> Part:
-    rows = tuple(replace(row, run=quick_run(row.run), seeds=(0,), published={}, note="") for row in part.rows)
+    rows = tuple(_row(row) for row in part.rows)
     columns = {q.key: q for q in (ratio() if q.key.startswith("ratio") else q for q in part.columns)}
     grids = part.grids if part.columns else ()  # without columns they compare with published numbers
     return replace(
@@ -55,8 +55,17 @@ def _part(part: Part) -> Part:
 
 
 def _distinct(rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """Return the rows without those that became the same run as one before them."""
-    return tuple({row.run.name: row for row in reversed(rows)}.values())[::-1]
+    """Return the rows without those that became the same tasks of the same run as one before them."""
+    found: dict[tuple[str, int], Row] = {}
+    for row in rows:
+        found.setdefault((row.run.name, row.first), row)
+    return tuple(found.values())
+
+
+def _row(row: Row) -> Row:
+    run = quick_run(row.run)
+    first = min(row.first, run.benchmark_options.get("tasks", row.first))
+    return replace(row, run=run, seeds=(0,), published={}, note="", first=first)
 
 
 def quick_run(run: Run) -> Run:

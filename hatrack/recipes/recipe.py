@@ -41,6 +41,7 @@ class Row:
         published: the numbers of the paper, by the key of a `Quantity`.
         note: what the paper does otherwise, or what is not known.
         x: its place on the x axis of a figure that shows a sweep.
+        first: the row is about so many tasks from the run's first, whose results are in the record of the whole; 0: all.
         joint: the labels of the rows that are its upper reference, in order of preference; none: it has no forgetting ratio.
         random: the label of the row that is its lower reference.
         reference: whether it is such a reference itself, and no approach.
@@ -52,6 +53,7 @@ class Row:
     published: Mapping[str, Published] = field(default_factory=dict)
     note: str = ""
     x: float | None = None
+    first: int = 0
     joint: tuple[str, ...] = ("joint", "joint, all tasks")
     random: str = "random"
     reference: bool = False

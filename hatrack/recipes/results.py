@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from hatrack.experiments.beginning import beginning
 from hatrack.experiments.metrics import Matrix
 from hatrack.experiments.record import Record
 from hatrack.experiments.record_parts import Spec
@@ -51,6 +52,12 @@ def _key(spec: Spec, *left_out: str) -> str:
     return json.dumps({k: v for k, v in spec.written.items() if k not in (*ANY, *left_out)}, sort_keys=True)
 
 
+def _of_row(row: Row, records: Records) -> dict[int, Record]:
+    """Return the records of a row by seed, cut to its tasks."""
+    found = records.get(_key(Spec.from_dict(row.run.spec)), {})
+    return {seed: beginning(record, row.first) for seed, record in found.items()} if row.first else found
+
+
 class Results:
     """The records of a part by the labels of its rows, and the quantities that follow from them.
 
@@ -62,7 +69,7 @@ class Results:
     def __init__(self, part: Part, records: Records) -> None:
         self.part = part
         self.rows = {row.label: row for row in part.rows}
-        self.by_seed = {row.label: records.get(_key(Spec.from_dict(row.run.spec)), {}) for row in part.rows}
+        self.by_seed = {row.label: _of_row(row, records) for row in part.rows}
         self.flatness = records.flatness
         self.timings: Mapping[str, PenaltyTimes] = records.timings
 
@@ -76,12 +83,14 @@ class Results:
         return [s for s in row.seeds if s not in found or (self.part.flatness and found[s].name not in self.flatness)]
 
     def references(self, label: str, seed: int) -> References:
-        """Return the references of a row at a seed."""
-        row = self.rows[label]
-        joint = [self.by_seed.get(name, {}).get(seed) for name in row.joint]
-        own = self.by_seed[label].get(seed)
-        flatness = self.flatness.get(own.name) if own else None
-        return References(next(filter(None, joint), None), self.by_seed.get(row.random, {}).get(seed), flatness)
+        """Return the references of a row at a seed; of one with more tasks than the row its beginning."""
+        row, own = self.rows[label], self.by_seed[label].get(seed)
+
+        def reference(*labels: str) -> Record | None:
+            found = next(filter(None, (self.by_seed.get(name, {}).get(seed) for name in labels)), None)
+            return beginning(found, len(own.tasks)) if found and own and len(found.tasks) > len(own.tasks) else found
+
+        return References(reference(*row.joint), reference(row.random), self.flatness.get(own.name) if own else None)
 
     def values(self, label: str, quantity: Quantity) -> list[float]:
         """Return a quantity of a row at every seed."""

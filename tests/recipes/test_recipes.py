@@ -35,7 +35,7 @@ def test_a_recipe_is_consistent(name):
     assert recipe.name == name
     assert len({part.name for part in recipe.parts}) == len(recipe.parts)
     for part in recipe.parts:
-        runs = [row.run.name for row in part.rows]
+        runs = [(row.run.name, row.first) for row in part.rows]
         assert len(set(runs)) == len(runs), f"two rows of {part.name} are one run"
         keys = {quantity.key for quantity in part.columns}
         assert all(set(row.published) <= keys for row in part.rows)
@@ -46,8 +46,13 @@ def test_a_recipe_is_consistent(name):
                 assert row.random in rows
             for label in rows.keys() & {*row.joint, row.random} if row.joint else ():
                 other = rows[label].run
-                same = (row.run.benchmark, row.run.benchmark_options) == (other.benchmark, other.benchmark_options)
+                same = (row.run.benchmark, _but_tasks(row.run)) == (other.benchmark, _but_tasks(other))
                 assert same, f"{row.label} and its reference {label} have other tasks"
+
+
+def _but_tasks(run):
+    """The options of a benchmark; of cifar fewer tasks are the first of more (tests/benchmarks), so that references fit."""
+    return {k: v for k, v in run.benchmark_options.items() if (run.benchmark, k) != ("cifar", "tasks")}
 
 
 @pytest.mark.parametrize("name", RECIPES)

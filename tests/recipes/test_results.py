@@ -83,6 +83,29 @@ def test_joint_training_that_was_fitted_at_some_lengths_only():
     assert np.isfinite(line[1])
 
 
+def test_a_row_about_the_first_tasks_of_a_run_and_references_of_more_tasks():
+    tables = {  # after each of three tasks
+        "hat": [[0.9, 0.2, 0.1], [0.9, 0.7, 0.3], [0.9, 0.7, 0.6]],
+        "joint": [[0.9, 0.1, 0.1], [0.95, 0.85, 0.2], [0.9, 0.9, 0.9]],
+        "random": [[0.3, 0.4, 0.5]] * 3,
+    }
+    records = [make(method, 0, table, names=("a", "b", "c")) for method, table in tables.items()]
+    ewc = make("ewc", 0, [[0.9, 0.2], [0.5, 0.7]])  # a run of two tasks
+    labels = {"HAT": "hat", "HAT of 2": "hat", "EWC": "ewc", "joint": "joint", "random": "random"}
+    rows = tuple(
+        Row(label, Run("digits-and-clothes", method), (0,), first=2 if label.endswith("2") else 0)
+        for label, method in labels.items()
+    )
+    found = Results(Part("lengths", "", "", rows), index([*records, ewc]))
+    assert found.values("HAT", ACCURACY) == [pytest.approx((0.9 + 0.7 + 0.6) / 3)]
+    assert found.values("HAT of 2", ACCURACY) == [pytest.approx(0.8)]
+    guessed = ((0.9 - 0.3) / (0.95 - 0.3) + (0.7 - 0.4) / (0.85 - 0.4)) / 2 - 1
+    assert found.values("HAT of 2", RATIO) == [pytest.approx(guessed)]
+    assert found.values("HAT", ratio(2)) == [pytest.approx(guessed)]
+    assert found.values("EWC", RATIO) == [pytest.approx(((0.5 - 0.3) / 0.65 + (0.7 - 0.4) / 0.45) / 2 - 1)]
+    assert found.values("HAT", RATIO) != found.values("HAT of 2", RATIO)
+
+
 def test_a_comparison_knows_when_a_row_is_missing(results):
     def holds(make, *labels, **options):
         return make("", ACCURACY, *labels, **options).holds(results)
