@@ -60,6 +60,8 @@ def show(found: Capacity) -> None:
         layers.add_row(Text(visible(layer.title)), f"{layer.weights:,}", *_percents(layer.used[t] for t in last))
     total = sum(layer.weights for layer in found.layers)
     layers.add_row("all", f"{total:,}", *_percents(found.used[t] for t in last), style="bold")
+    if found.frozen and found.frozen != found.used:
+        layers.add_row("all that are frozen", "", *_percents(found.frozen[t] for t in last))
     console.print(layers)
     reuse = _table("of what a task uses, the share that another uses as well, in %", "task", "uses", last)
     for i in last:
@@ -86,13 +88,15 @@ def _percents(shares: Iterable[float]) -> list[str]:
 
 def sentences(found: Capacity) -> list[str]:
     """Return what the tables come to, in words."""
-    total, (free, one, *more) = sum(found.shared_by), found.shared_by
+    total, (unused, one, *more) = sum(found.shared_by), found.shared_by
     everyone = more.pop() if more else 0
-    parts = [f"{free / total:.1%} of the weights are free", f"{one / total:.1%} are used by one task"]
+    parts = [f"{found.free:.1%} of the weights are free", f"{one / total:.1%} are used by one task"]
     if more:
         parts.append(f"{sum(more) / total:.1%} by some")
     if len(found.tasks) > 1:
         parts.append(f"{everyone / total:.1%} by all {len(found.tasks)}")
+    if (between := unused / total - found.free) > 0.0005:
+        parts.append(f"{between:.1%} are frozen between units of different tasks")
     count = range(len(found.tasks))
     built_on = [str(j + 1) for j in count if any(found.reuse[i][j] > 0 for i in count[j + 1 :])]
     listed = ", ".join(built_on[:LISTED]) + (f", ... ({len(built_on)} in all)" if len(built_on) > LISTED else "")

@@ -75,7 +75,7 @@ def check_fields(data: dict[str, Any]) -> None:
             "own": numbers,
             "reuse": schema.matrix(SHARE, count),
             "shared_by": schema.items(WHOLE, count + 1),
-        }),
+        }, {"frozen": numbers}),
     }  # fmt: skip
     schema.fields(whole, added)("", data)
     OPTIONS("spec", {key: value for key, value in data["spec"].items() if not isinstance(value, dict)})

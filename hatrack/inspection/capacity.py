@@ -1,7 +1,8 @@
 """Capacity and reuse (HAT, section 4.4): the weights that each task uses, those it shares with others, those still free.
 
 A weight counts as used by a task if the mask of the task has it; for HAT, if the task's gates open both units that the
-weight connects. Biases and norms are not counted.
+weight connects. HAT's paper freezes more: all weights between units that any tasks use (Eq. 2), its "capacity usage".
+Biases and norms are not counted.
 """
 
 import math
@@ -53,6 +54,8 @@ class Capacity:
         own: the share of all weights that each task uses.
         reuse: entry [i][j] is the share of what task i uses that task j uses as well.
         shared_by: how many weights are used by 0, 1, 2, ... tasks.
+        frozen: after each task, the share of all weights that can't change any more (HAT, figure 5); empty in old records.
+            It is `used`, but for HAT with `protect="paper"`.
 
     Example:
         >>> found = hr.Capacity(["digits", "signs"], used=[0.5, 0.75], own=[0.5, 0.5])
@@ -66,11 +69,16 @@ class Capacity:
     own: list[float] = field(default_factory=list)
     reuse: list[list[float]] = field(default_factory=list)
     shared_by: list[int] = field(default_factory=list)
+    frozen: list[float] = field(default_factory=list)
 
     @property
     def free(self) -> float:
-        """The share of the weights that no task uses."""
-        return 1.0 - self.used[-1] if self.used else 1.0
+        """The share of the weights that later tasks may still train."""
+        return 1.0 - self._taken[-1] if self.used else 1.0
+
+    @property
+    def _taken(self) -> list[float]:
+        return self.frozen or self.used
 
     @property
     def forecast(self) -> float:
@@ -79,7 +87,7 @@ class Capacity:
         Tasks take a share of what is free: HAT's and PMASK's capacity terms count only free units, and PackNet prunes a
         share of the free weights. So if the last task left the share k of what it found free, n more tasks leave k^n of it.
         """
-        before = 1.0 - self.used[-2] if len(self.used) > 1 else 1.0
+        before = 1.0 - self._taken[-2] if len(self.used) > 1 else 1.0
         if not self.used or self.free >= before:
             return math.inf
         if self.free <= SCARCE:

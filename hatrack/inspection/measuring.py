@@ -1,5 +1,7 @@
 """Measure what the finished tasks of a method use of its weights, at the end or after every epoch."""
 
+from collections.abc import Collection, Mapping
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,8 @@ def capacity(method: Method) -> Capacity:
     total = sum(layer.weights for layer in layers)
     used = [sum(layer.used[t] * layer.weights for layer in layers) / total for t in range(count)]
     sizes = both.diagonal()
+    learned = list(method.history)
+    frozen = [_share(method.frozen_by(learned[: k + 1]), chosen) for k in range(count)]
     return Capacity(
         tasks=names,
         layers=layers,
@@ -49,7 +53,13 @@ def capacity(method: Method) -> Capacity:
         own=(sizes / total).tolist(),
         reuse=(both / sizes.clamp(min=1)[:, None]).tolist(),
         shared_by=[sum(layer.shared_by[k] for layer in layers) for k in range(count + 1)],
+        frozen=frozen,
     )
+
+
+def _share(masks: Mapping[str, Tensor], names: Collection[str]) -> float:
+    """Return the share of the elements of these masks that are true."""
+    return sum(int(masks[name].sum()) for name in names) / sum(masks[name].numel() for name in names)
 
 
 def _layer(name: str, title: str, rows: Tensor) -> LayerCapacity:
@@ -69,23 +79,14 @@ def _layer(name: str, title: str, rows: Tensor) -> LayerCapacity:
 
 
 class CapacityCurve:
-    """Notes after every epoch the share of the weights that finished tasks and the present one use (HAT, figure 5).
+    """Notes after every epoch the share of the weights that are frozen if the task is finished then (HAT, figure 5).
 
     A `Trainer` calls it after each epoch; the shares are in `FitResult.used`.
     """
 
-    def __init__(self) -> None:
-        self.before: tuple[int, dict[str, Tensor]] = (-1, {})  # the task being learned, and what the others use
-
     @torch.no_grad()
     def __call__(self, method: Method, result: FitResult) -> None:
         """Add the share after an epoch to the result of the fit."""
-        now = {name: mask for name, mask in method.weight_masks(result.task).items() if mask.dim() > 1}
-        if not now:
-            return
-        if self.before[0] != result.task:
-            others = [method.weight_masks(task) for task in method.history if task != result.task]
-            union = {name: torch.stack([mask[name] for mask in others]).any(0) for name in now} if others else {}
-            self.before = result.task, union
-        used = sum(int((mask | self.before[1].get(name, mask)).sum()) for name, mask in now.items())
-        result.used.append(used / sum(mask.numel() for mask in now.values()))
+        masks = method.frozen_by([*(task for task in method.history if task != result.task), result.task])
+        if names := [name for name, mask in masks.items() if mask.dim() > 1]:
+            result.used.append(_share(masks, names))

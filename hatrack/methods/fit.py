@@ -45,7 +45,7 @@ class FitResult:
         examples: how many examples of the training data were in them.
         flops: the floating-point operations of these steps; None if they were not counted.
         peak_bytes: the most memory that the fit took; None if it is not known.
-        used: after each epoch, the share of the weights that finished tasks and this one use, if that is watched as well.
+        used: after each epoch, the share of the weights that are frozen if the task ends there, if that is watched as well.
         score: the name of the score that stands in place of the accuracy, "R²" for example; None: it is the accuracy.
 
     Example:

@@ -6,7 +6,7 @@ bit; the gates have their own learning rate, because they are always trained by 
 every update, so that momentum, Adam and weight decay can't move them either; each task has its own norms.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
@@ -331,8 +331,18 @@ class HAT(Method):
         self.net.check_task_id(task)
         if self.candidates is not None:
             return own_weights(self.units, self._open_units(task))
-        shares = self.units.weight_masks(self._open_units(task).float())
-        frozen = self.built[1]  # by the user: no task takes them
+        return self._between(self._open_units(task))
+
+    def frozen_by(self, tasks: Sequence[int]) -> dict[str, Tensor]:
+        """Return which weights can't change once these tasks are finished. By the paper's rule (Eq. 2) these are all those
+        between two units that any of the tasks use, also if no task uses both."""
+        if self.protect == "exact" or self.candidates is not None or not tasks:
+            return super().frozen_by(tasks)
+        return self._between(torch.stack([self._open_units(task) for task in tasks]).any(0))
+
+    def _between(self, units: Tensor) -> dict[str, Tensor]:
+        """Return which weights lie between two of these units (units,), by name, without those that the user froze."""
+        shares, frozen = self.units.weight_masks(units.float()), self.built[1]
         return {name: share == 1 for name, share in shares.items() if name in self.units.traced and name not in frozen}
 
     @torch.no_grad()

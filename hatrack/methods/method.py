@@ -8,7 +8,7 @@ Predictions and everything else that only uses what was learned are in `trained.
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Literal, final
 
@@ -213,6 +213,12 @@ class Method(TrainedMethod):
         """Return which elements of the parameters that tasks share a task uses, or would if it were finished now: bools in
         the shape of each parameter, by its name in the trunk. It is empty if the method has no masks."""
         return {}
+
+    def frozen_by(self, tasks: Sequence[int]) -> dict[str, Tensor]:
+        """Return which elements of these parameters can't change once these tasks are finished: all that one of them uses,
+        unless a method freezes more."""
+        masks = [self.weight_masks(task) for task in tasks]
+        return {name: torch.stack([mask[name] for mask in masks]).any(0) for name in (masks[0] if masks else ())}
 
     def layer_masks(self, task: int) -> dict[str, Tensor]:
         """Return what `masks` returns: the masks of weights, unless a method has masks of units."""

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,10 +70,25 @@ def test_the_tables(kept, capsys, place):
     said = capsys.readouterr().out
     assert all(layer["title"] in said for layer in found["layers"])
     assert f"{100 * found['used'][-1]:.1f}" in said
-    assert f"{found['shared_by'][0] / sum(found['shared_by']):.1%} of the weights are free" in said
+    assert f"{1 - found['frozen'][-1]:.1%} of the weights are free" in said
     count = len(found["tasks"])
     reused = [j + 1 for j in range(count) if any(found["reuse"][i][j] for i in range(j + 1, count))]
     assert f"later tasks reuse weights of {', '.join(map(str, reused))}\n" in said
+
+
+def test_weights_that_are_frozen_between_units_of_different_tasks(capsys):
+    sizes = {"used": [0.2, 0.4], "own": [0.2, 0.2], "reuse": [[1.0, 0.0], [0.0, 1.0]], "shared_by": [6, 4, 0]}
+    layer = LayerCapacity("1", "linear 1", 10, [0.2, 0.4], [0.2, 0.2], [6, 4, 0])
+    found = Capacity(["a", "b"], [layer], **sizes, frozen=[0.2, 0.5])
+    show(found)
+    said = capsys.readouterr().out
+    assert "50.0% of the weights are free" in said
+    assert "10.0% are frozen between units of different tasks" in said
+    assert re.search(r"all that are frozen +20.0 +50.0", said)
+    show(replace(found, frozen=found.used))
+    said = capsys.readouterr().out
+    assert "60.0% of the weights are free" in said
+    assert "frozen" not in said
 
 
 def test_tasks_that_share_nothing():

@@ -1,5 +1,6 @@
 """Capacity and reuse, against plain loops over the masks; the forecast against what then fits; the curve over epochs."""
 
+import itertools
 import math
 
 import pytest
@@ -10,11 +11,66 @@ from hatrack import HAT, METHODS, Network, Regime, Trainer, capacity
 from hatrack.inspection.capacity import Capacity
 from hatrack.inspection.layers import layer_titles
 from hatrack.inspection.measuring import CapacityCurve
-from tests.helpers.learning import every_method, learn, make
+from tests.helpers.learning import FunctionFit, every_method, learn, make
 from tests.helpers.toys import toy_tasks
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")
 MASKED = ["hat", "pmask", "packnet"]
+
+
+class TriedError(Exception):
+    pass
+
+
+def immovable(method, task, names):
+    """The share of these weights that a step of the next task can't move: all are moved, and the method restores some."""
+    found = []
+
+    def fit(learner, *_, **__):
+        weights = [learner.net.trunk.get_parameter(name) for name in names]
+        before = [weight.detach().clone() for weight in weights]
+        with torch.no_grad():
+            torch._foreach_add_(weights, 1.0)
+            learner.constrain()
+        same = sum(int((old == new).sum()) for old, new in zip(before, weights, strict=True))
+        found.append(same / sum(weight.numel() for weight in weights))
+        raise TriedError
+
+    with pytest.raises(TriedError):
+        method.learn(task, FunctionFit(fit))
+    return found[0]
+
+
+@pytest.mark.parametrize("name", ["hat", "pmask"])
+def test_what_is_frozen_is_what_the_next_task_cannot_move(name):
+    tasks = toy_tasks(4)
+    method, tried = make(name, tasks), []
+    for task, following in itertools.pairwise(tasks):
+        learn(method, [task])
+        found = capacity(method)
+        tried.append(immovable(method, following, [layer.name for layer in found.layers]))
+    assert found.frozen == pytest.approx(tried)
+    assert found.free == pytest.approx(1 - tried[-1])
+
+
+def test_hat_freezes_more_by_the_rule_of_its_paper():
+    """Eq. 2, with the largest gates of all tasks so far, for two linear layers; the other rule freezes what a task uses."""
+    tasks = toy_tasks(3)
+    method = make("hat", tasks)
+    learn(method, tasks)
+    found, gates = capacity(method), [method.masks(task) for task in range(3)]
+    inputs, expected = tasks[0].train.inputs(torch.arange(1)).numel(), []
+    for t in range(3):
+        layers = zip(*(one.values() for one in gates[: t + 1]), strict=True)
+        first, second = (torch.stack(layer).any(0).float() for layer in layers)
+        count = inputs * first.sum() + torch.minimum(second[:, None], first[None]).sum()
+        expected.append(float(count) / (inputs * len(first) + len(first) * len(second)))
+    assert found.frozen == pytest.approx(expected)
+    assert found.frozen[0] == found.used[0]
+    assert found.frozen[2] > found.used[2]
+    exact = HAT(make("hat", tasks).net, protect="exact")
+    learn(exact, tasks)
+    assert capacity(exact).frozen == capacity(exact).used
 
 
 @pytest.mark.parametrize("name", MASKED)
@@ -45,7 +101,9 @@ def test_the_numbers_are_those_of_a_plain_loop(name):
     assert found.own == pytest.approx([both[i][i] / sum(counts) for i in range(3)])
     assert found.reuse == [pytest.approx([both[i][j] / both[i][i] for j in range(3)]) for i in range(3)]
     assert found.shared_by == [sum(row) for row in zip(*users, strict=True)]
-    assert found.free == pytest.approx(found.shared_by[0] / sum(counts))
+    assert (found.frozen == found.used) == (name != "hat")
+    if name != "hat":
+        assert found.free == pytest.approx(found.shared_by[0] / sum(counts))
     assert Capacity.from_dict(found.to_dict()) == found
 
 
@@ -107,7 +165,7 @@ def test_the_curve_ends_at_the_capacity_after_the_task(name):
         result = fit.fits[-1]
         assert len(result.used) == len(result.epochs)
         if name != "packnet" or method.options["retrain"]:  # pruned after the last epoch otherwise
-            assert capacity(method).used[-1] in [pytest.approx(share) for share in result.used]
+            assert capacity(method).frozen[-1] in [pytest.approx(share) for share in result.used]
 
 
 @pytest.mark.parametrize("name", MASKED)
