@@ -124,7 +124,7 @@ class Curve:
         epochs: the values of every epoch.
         halved: how often the fit diverged and started again with half the learning rate.
         watched: after each epoch, the accuracy on the test data of every task; empty unless the run had `watch_tasks`.
-        used: after each epoch, the share of the weights that are frozen if the task ends there, for methods with masks; it is
+        used: after each epoch, the share of the weights that are frozen if the task ends there, for methods with masks;
             empty unless `watch_tasks`.
     """
 

@@ -78,9 +78,14 @@ class Results:
         return [record for _, record in sorted(self.by_seed.get(label, {}).items())]
 
     def missing(self, row: Row) -> list[int]:
-        """Return the seeds that a row asks for and that have no record, or no flatness if the part has it."""
+        """Return the seeds that a row asks for and that have no record, or lack what the row wants beside it: the accuracy
+        after each epoch, the flatness."""
         found = self.by_seed[row.label]
-        return [s for s in row.seeds if s not in found or (self.part.flatness and found[s].name not in self.flatness)]
+        return [seed for seed in row.seeds if seed not in found or not self._whole(row, found[seed])]
+
+    def _whole(self, row: Row, record: Record) -> bool:
+        watched = record.spec.watch_tasks or not row.run.watch_tasks
+        return watched and (record.name in self.flatness or not self.part.flatness)
 
     def references(self, label: str, seed: int) -> References:
         """Return the references of a row at a seed; of one with more tasks than the row its beginning."""

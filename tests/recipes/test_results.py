@@ -33,6 +33,16 @@ def test_a_row_finds_its_records_at_any_seed(results):
     assert more.missing(more.rows["HAT"]) == [1]
 
 
+def test_a_row_that_shows_every_epoch_misses_records_without_them():
+    """Their numbers are shown all the same."""
+    part = Part("epochs", "", "", (Row("HAT", Run("digits-and-clothes", "hat", watch_tasks=True), (0, 1)),))
+    plain, watched = make("hat", 0), make("hat", 1, watch_tasks=True)
+    found = Results(part, index([plain, watched]))
+    assert found.missing(part.rows[0]) == [0]
+    assert len(found.values("HAT", ACCURACY)) == 2
+    assert Results(part, index([plain, watched, make("hat", 0, watch_tasks=True)])).missing(part.rows[0]) == []
+
+
 def test_a_record_of_another_setting_is_not_taken():
     other = with_spec(make("hat", 0), heads="shared")
     assert Results(PART, index([other])).records("HAT") == []
