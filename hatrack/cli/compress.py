@@ -12,7 +12,7 @@ from hatrack.cli.run import NETWORK, SEEDS, RunCommand
 from hatrack.options import Parameter
 
 METHODS = ("hat", "pmask")  # whose gates are learned and have a price
-DEFAULTS = {  # of HAT, section 4.5: more compression, every unit open at first; and of its authors' code, see the option
+DEFAULTS = {  # of HAT, section 4.4: more compression, every unit open at first; and of its authors' code, see the option
     "c": 1.5,
     "embedding": "uniform",
     "validation": "total",

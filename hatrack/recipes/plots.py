@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from hatrack.experiments import metrics
 from hatrack.experiments.metrics import Matrix
+from hatrack.experiments.record import Record
 from hatrack.recipes.quantities import Quantity
 from hatrack.recipes.recipe import Part, Plot, Row
 from hatrack.recipes.results import Results
@@ -41,12 +42,30 @@ def ratio_lines(name: str = "ratio", title: str = "Forgetting ratio against task
 
 def accuracy_lines(name: str = "accuracy", title: str = "Average accuracy against tasks learned") -> Plot:
     """Return the plot of the average accuracy of every row on the tasks so far."""
+    return value_lines(name, title, "average accuracy, %", lambda record: 100 * metrics.average_accuracies(record.accuracy))
+
+
+def value_lines(name: str, title: str, axis: str, value: Callable[[Record], Matrix]) -> Plot:
+    """Return the plot of a percentage of every row after every number of tasks.
+
+    Args:
+        name: of the file.
+        title: of the figure.
+        axis: what is shown.
+        value: returns it for a record, as many values as there are tasks.
+    """
 
     def lines(results: Results) -> dict[str, list[Matrix]]:
         records = {label: results.records(label) for label, row in results.rows.items() if not row.reference}
-        return {label: [100 * metrics.average_accuracies(r.accuracy) for r in group] for label, group in records.items()}
+        found = {label: [value(record) for record in group] for label, group in records.items()}
+        most = max((len(line) for group in found.values() for line in group), default=0)
+        return {label: [_padded(line, most) for line in group] for label, group in found.items()}
 
-    return Plot(name, title, lambda results: _lines(results, lines(results), "average accuracy, %", 4))
+    return Plot(name, title, lambda results: _lines(results, lines(results), axis, 4))
+
+
+def _padded(line: Matrix, length: int) -> Matrix:
+    return np.pad(line, (0, length - len(line)), constant_values=np.nan)
 
 
 def flatness_lines(name: str = "spectrum") -> Plot:
@@ -232,7 +251,7 @@ def accuracy_by_task(name: str, title: str) -> Plot:
 
 
 def curves(name: str, title: str, lines: Callable[[], Mapping[str, tuple[Matrix, Matrix]]], axis: str) -> Plot:
-    """Return the plot of curves that need no run, by name as x and y, each scaled to its highest value."""
+    """Return the plot of curves that need no run, by name as x and y, on a logarithmic axis."""
 
     def figure(results: Results) -> Figure:
         found = Figure(figsize=(6.4, 3.1), layout="constrained")
@@ -241,11 +260,11 @@ def curves(name: str, title: str, lines: Callable[[], Mapping[str, tuple[Matrix,
             axes.plot(x, y, color=colour, label=label)
         axes.set_xlabel(axis)
         axes.set_yscale("log")
-        axes.set_ylim(1e-6, 2)
+        axes.set_ylim(1e-5, 500)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_minor_locator(NullLocator())
         axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
-        _title(axes, "gradient gathered in one epoch, scaled")
+        _title(axes, "gradient gathered in one epoch, per batch")
         return found
 
     return Plot(name, title, figure)

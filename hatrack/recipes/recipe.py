@@ -113,6 +113,11 @@ def exceeds(text: str, quantity: Quantity, label: str, number: float) -> Claim:
     return above(text, quantity, label, by=number)
 
 
+def under(text: str, quantity: Quantity, label: str, number: float) -> Claim:
+    """Return the claim that a row has less of a quantity than a number."""
+    return below(text, quantity, label, by=-number)
+
+
 class Grid(NamedTuple):
     """A table that follows from the results of a part, beside its main table; every cell is text."""
 

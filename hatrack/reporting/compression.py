@@ -1,4 +1,4 @@
-"""The compression of one task (HAT, section 4.5, figure 7): accuracy against the share of the weights in use, by epoch."""
+"""The compression of one task (HAT, section 4.4, figure 7): accuracy against the share of the weights in use, by epoch."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ from hatrack.reporting.tables import label
 from hatrack.reporting.templating import plain_page
 from hatrack.text import is_percent, printable
 
-QUOTED = (  # by HAT's authors, section 4.5; sizes in % of the weights
+QUOTED = (  # by HAT's authors, section 4.4; sizes in % of the weights
     "quoted by Serrà et al. 2018, not measured here: PackNet keeps 25 or 50 % of the weights; DEN 18 % on MNIST and 52 % on "
     "CIFAR-100;",
     "for HAT with c = 1.5 and embeddings from U(0, 2) they report 1 % on MNIST, 21 % on CIFAR-100, 1 to 21 % on eight sets",

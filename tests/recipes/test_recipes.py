@@ -1,5 +1,6 @@
 """The recipes of the five papers: they can be built, their rows are distinct, and records that exist are found."""
 
+import math
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -10,7 +11,7 @@ from hatrack.cli import execute
 from hatrack.cli.group import main
 from hatrack.experiments.record_parts import Spec
 from hatrack.recipes import RECIPES
-from hatrack.recipes.hat_2018 import annealing_gradients
+from hatrack.recipes.hat_annealing import annealing_gradients, ranges
 from hatrack.recipes.quantities import accuracy_on
 from hatrack.recipes.quick import quick
 from hatrack.recipes.reproduce import missing_rows, read_records, wanted_runs
@@ -18,7 +19,7 @@ from hatrack.recipes.results import Records, Results
 from hatrack.recipes.verdicts import verdict
 from hatrack.reporting.words import run_command
 from tests.helpers.records import make
-from tests.recipes.toys import PART
+from tests.recipes.toys import PART, TABLE_1
 
 RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
 
@@ -73,12 +74,6 @@ def test_the_quick_version_keeps_methods_and_needs_no_download(name):
             assert not row.published
 
 
-TABLE_1 = {  # of 001: after two and after eight tasks, mean and standard deviation over ten runs
-    "LFL": (-0.73, 0.29, -0.92, 0.08), "LwF": (-0.14, 0.13, -0.80, 0.06), "SGD": (-0.20, 0.08, -0.66, 0.03),
-    "IMM-mode": (-0.11, 0.08, -0.49, 0.05), "SGD-F": (-0.20, 0.15, -0.44, 0.06), "IMM-mean": (-0.12, 0.10, -0.42, 0.04),
-    "EWC": (-0.08, 0.06, -0.25, 0.03), "PathNet": (-0.09, 0.16, -0.17, 0.23), "PNN": (-0.11, 0.10, -0.11, 0.01),
-    "HAT": (-0.02, 0.03, -0.06, 0.01),
-}  # fmt: skip
 TABLE_2 = {  # of 004: accuracy in % and forgetting, each with its standard deviation over five runs
     "permuted": {
         "naive SGD": (44.4, 2.46, 0.53, 0.03), "EWC": (70.7, 1.74, 0.23, 0.01), "A-GEM": (65.7, 0.51, 0.29, 0.01),
@@ -205,17 +200,30 @@ def test_runs_of_several_parts_are_carried_out_once():
 
 
 def test_the_gradients_of_figure_2():
-    """Annealing narrows the range in which an embedding learns; the compensation gives it back."""
+    """Annealing narrows the range in which an embedding learns; the compensation widens it, with the magnitude of smax."""
     found = annealing_gradients()
     plain, hard, annealed, compensated = (y for _, y in found.values())
     for x, y in found.values():
-        assert y.max() == 1
         assert abs(x[y.argmax()]) < 0.05
-    far = 120  # e = -3
-    assert hard[far] < 1e-6
-    assert annealed[far] < 1e-4
-    # the compensation makes every batch's gradient that of a plain sigmoid as long as s |e| is at most 50: 50 / (400 * 3)
-    assert compensated[far] == pytest.approx(plain[far] * 50 / (400 * 3), rel=0.05)
+    assert (plain.max(), hard.max()) == pytest.approx((0.25, 100))  # s / 4
+    assert annealed.max() == pytest.approx((400 + 1 / 400) / 2 / 4)  # at e = 0 the mean of all s / 4
+    assert compensated.max() == pytest.approx(100)
+    far = 1200  # e = -3
+    assert found["s = 1, no annealing"][0][far] == pytest.approx(-3)
+    assert hard[far] < 1e-4
+    assert annealed[far] < 2e-2
+    # the compensation makes every batch's gradient smax times that of a plain sigmoid as long as s |e| is at most 50
+    assert compensated[far] == pytest.approx(400 * plain[far] * 50 / (400 * 3), rel=0.05)
+
+
+def test_magnitudes_and_ranges_of_figure_2():
+    """A sigmoid's slope is a hundredth of its largest value where cosh(s e / 2) = 10."""
+    rows = {row[0]: row[1:] for row in ranges(None).rows}
+    edge = 2 * math.acosh(10)
+    assert rows["s = 1, no annealing"] == ["0.25", f"{int(edge * 400) / 400:.2f}"]
+    assert rows["s = 400"] == ["100", f"{int(edge / 400 * 400) / 400:.2f}"]
+    assert rows["annealed"][0] == "50"
+    assert 0.01 < float(rows["annealed"][1]) < float(rows["annealed and compensated"][1]) < 6
 
 
 @pytest.mark.parametrize("name", RECIPES)
