@@ -376,9 +376,9 @@ RECIPE = Recipe(
             "lengths",
             "Sequences of other lengths",
             "The paper observes that PathNet and PNN, which share out a fixed number of parameters among the tasks, fall "
-            "as sequences grow from two to eight tasks. The first tasks of cifar, one seed. Every number of tasks has a PNN "
-            "of its own, with the budget for this number; the other approaches have one network, whatever the number, so "
-            "that their rows are the beginnings of one run.",
+            "as sequences grow from two to eight tasks. The first tasks of cifar; forgetting ratios are of the one seed "
+            "that joint training has. Every number of tasks has a PNN of its own, with the budget for this number; the "
+            "other approaches have one network, whatever the number, so that their rows are the beginnings of one run.",
             _length_rows(),
             (RATIO, ACCURACY),
             claims=(

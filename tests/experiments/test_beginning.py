@@ -17,6 +17,7 @@ THREE = Run(
     network_options={"widths": (20, 20), "dropout": 0.2, "input_dropout": 0.0},
     regime=Regime(epochs=2, batch=100),
     train_examples=100,
+    watch_tasks=True,
 )
 SAME = (
     "name", "spec", "tasks", "before", "accuracy", "loss", "train_loss", "valid_accuracy", "valid_loss", "curves", "usage",
