@@ -44,7 +44,7 @@ def planned(runs, change=lambda tasks: tasks, kinds=None):
         tasks, method = build(one)
         found = ahead.compile_ahead(one, change(tasks), type(method), CPU, "tf32")
         with others_run():
-            begun.wait()
+            begun.wait(60)  # seconds: none waits forever for one that has failed
         return found
 
     return run_interleaved([lambda one=one: plan(one) for one in runs], CPU, len(runs), stack=True, kinds=kinds)
