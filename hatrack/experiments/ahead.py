@@ -6,7 +6,7 @@ are then those of the run, and compiles it. Of runs that are stacked it compiles
 
 import json
 import multiprocessing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -93,11 +93,13 @@ class Ahead:
         names: the name of the job of every task, by the number of the task, but for the number of lanes.
         jobs: what a helper needs for it.
         lanes: how many lanes the run's stacks have at first; 0 if it is not stacked.
+        taken: the names of the jobs of steps that the run has taken, with the number of lanes.
     """
 
     names: list[str]
     jobs: list[dict[str, Any]]
     lanes: int
+    taken: set[str] = field(default_factory=set)
 
     def start(self, task: int, lanes: int) -> None:
         """Let a helper compile the step of a task, unless that was done before."""
@@ -109,12 +111,14 @@ class Ahead:
         """Wait until the step of a task is compiled, if a helper does that."""
         if lanes != self.lanes:  # runs of its kind have ended
             self.start(task.index, lanes)
-        helpers.wait(f"{self.names[task.index]} {lanes}")
+        name = f"{self.names[task.index]} {lanes}"
+        self.taken.add(name)
+        helpers.wait(name)
 
     def remember(self) -> None:
-        """Note that all steps of the run are in the compiler's cache."""
-        for name in set(self.names):
-            helpers.remember(f"{name} {self.lanes}")
+        """Note that the steps that the run has taken, all of them compiled, are in the compiler's cache."""
+        for name in self.taken:
+            helpers.remember(name)
 
 
 def compile_ahead(

@@ -31,7 +31,6 @@ def beginning(record: Record, tasks: int) -> Record:
     if tasks == len(record.tasks):
         return record
     spec = record.spec.replace(first_tasks=tasks)
-
     return replace(
         record,
         name=name_of(spec.written),
@@ -43,7 +42,7 @@ def beginning(record: Record, tasks: int) -> Record:
         train_loss=_cut(record.train_loss, tasks),
         valid_accuracy=_cut(record.valid_accuracy, tasks),
         valid_loss=_cut(record.valid_loss, tasks),
-        curves=[curve for curve in record.curves if curve.task < tasks],
+        curves=[replace(curve, watched=_columns(curve.watched, tasks)) for curve in record.curves if curve.task < tasks],
         usage=record.usage[:tasks],
         seconds=Seconds(learn=(record.seconds.learn or [])[:tasks] or None),
         without_task_id=[math.nan] * tasks,
@@ -55,4 +54,10 @@ def beginning(record: Record, tasks: int) -> Record:
 
 
 def _cut(matrix: list[list[Entry]], tasks: int) -> list[list[Entry]]:
-    return [row[:tasks] for row in matrix[:tasks]]
+    """Return the first rows of a matrix, cut to the first tasks."""
+    return _columns(matrix[:tasks], tasks)
+
+
+def _columns(rows: list[list[Entry]], tasks: int) -> list[list[Entry]]:
+    """Return rows of values on all tasks, cut to the first tasks."""
+    return [row[:tasks] for row in rows]

@@ -161,8 +161,8 @@ class DEN(Method):
         layers, source = self.room.read(self.net, task), generator(self.net.seed, "units", task, position)
         for level, (units, mask) in enumerate(zip(new, masks_between(self.units_of(task), layers), strict=False)):
             weight, inputs = layers[level].weight, mask.weight[units]
-            drawn = torch.rand(inputs.shape, generator=source).mul(2).sub(1).to(weight)
-            weight[units] = torch.where(inputs, drawn / inputs.sum(1, keepdim=True).sqrt(), 0)
+            drawn = torch.rand(inputs.shape, generator=source, dtype=torch.float32).mul(2).sub(1).to(weight)
+            weight[units] = torch.where(inputs, drawn / inputs.sum(1, keepdim=True).to(weight).sqrt(), 0)
             layers[level].bias[units] = 0
             layers[level + 1].weight[:, units] = 0
         self.room.write(self.net, task, layers)

@@ -21,9 +21,9 @@ from hatrack.methods.parts.annealing import (
     LIMIT,
     Anneal,
     AnnealedGates,
-    ExactSigmoid,
     SlopeOption,
     ValidationOption,
+    exact_sigmoid,
     hardness,
     initial_embedding,
 )
@@ -132,7 +132,8 @@ class HAT(Method):
         self.initial = InitialValues(shared_weights(net, self.units)) if free == "initial" or room else None
         self.candidates = unit_candidates(self.units, net.seed, room).to(net.example.device) if room else None
         self.embeddings = nn.ParameterList()  # (units,) per task
-        self.register_buffer("gates", torch.zeros(0, self.units.count, dtype=torch.bool if masks == "binary" else None))
+        kind = torch.bool if masks == "binary" else torch.float32
+        self.register_buffer("gates", torch.zeros(0, self.units.count, dtype=kind))
         self.register_buffer("done", torch.zeros(0, dtype=torch.bool))
         self.learning = 0  # the task being learned; it and the next three are set by `learn_task`
         self.freezes: list[PartialFreeze] = []
@@ -186,7 +187,7 @@ class HAT(Method):
 
     def soft_gates(self, e: Tensor, s: Tensor | float) -> Tensor:
         """Return the gates (units,) of an embedding at hardness s (Eq. 1)."""
-        sigmoid = torch.sigmoid if self.slope == "rounded" else ExactSigmoid.apply
+        sigmoid = torch.sigmoid if self.slope == "rounded" else exact_sigmoid
         return torch.where(self.frozen, 1.0, sigmoid(s * e))
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:

@@ -62,7 +62,7 @@ class MAS(Method):
         now = self._vector().detach()
         self.register_buffer("importance", torch.zeros_like(now))
         self.register_buffer("anchor", now.clone())
-        self.register_buffer("measured", torch.zeros((), device=now.device))
+        self.register_buffer("measured", torch.zeros((), device=now.device, dtype=torch.float32))
 
     def _weights(self) -> dict[str, nn.Parameter]:
         """Return the parameters that the penalty acts on, by their names in the network."""

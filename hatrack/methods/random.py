@@ -38,7 +38,7 @@ class Random(Method):
 
     def __init__(self, net: Network) -> None:
         super().__init__(net)
-        self.register_buffer("frequency", torch.zeros(0, 0))
+        self.register_buffer("frequency", torch.zeros(0, 0, dtype=torch.float32))
         self.on_new_tasks()
 
     def on_new_tasks(self) -> None:
@@ -46,7 +46,7 @@ class Random(Method):
         if len(self.frequency) == len(self.net.classes):
             return
         widest = sum(self.net.classes) if self.net.incremental else max(self.net.classes)
-        table = torch.zeros(len(self.net.classes), widest, device=self.net.example.device)
+        table = self.frequency.new_zeros(len(self.net.classes), widest, device=self.net.example.device)
         for task, classes in enumerate(self.net.classes):
             first = sum(self.net.classes[:task]) if self.net.incremental else 0
             table[task, first : first + classes] = 1 / classes

@@ -132,6 +132,7 @@ class Network(nn.Module):
         """
         classes, example = classes_and_example(classes, example, tasks)
         check_arguments(model, "", 0, "")
+        check_tensors(model)
         return cls(without_last_layer(model, example), classes, example, **options)
 
     def __getstate__(self) -> dict[str, Any]:

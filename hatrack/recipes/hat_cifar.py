@@ -136,7 +136,8 @@ LENGTHS = Part(
     "lengths",
     "Sequences of other lengths",
     "The paper observes that PathNet and PNN, which assign a fixed number of parameters to each task, fall as sequences "
-    "grow from two to eight tasks. The first tasks of cifar, one seed. Every number of tasks has a PNN of its own, with "
+    "grow from two to eight tasks. The first tasks of cifar; forgetting ratios are of the one seed that joint training has. "
+    "Every number of tasks has a PNN of its own, with "
     "the budget for this number. The modules of PathNet have the budget of one network, whatever the number, as in the "
     "authors' code, so that its rows, as those of HAT and EWC, are the beginnings of one run.",
     _length_rows(),

@@ -34,14 +34,14 @@ def quick(recipe: Recipe) -> Recipe:
 
 
 def _without_repeats(parts: list[Part]) -> tuple[Part, ...]:
-    """Return the parts; of those whose rows are the same runs as the rows of one before them, a sentence that says so."""
-    shown: dict[tuple[tuple[str, str], ...], str] = {}
+    """Return the parts; of those that show the same of the same runs as one before them, a sentence that says so."""
+    first: dict[Any, Part] = {}
     found = []
     for part in parts:
-        runs = tuple((row.label, row.run.name) for row in part.rows)
-        before = shown.setdefault(runs, part.title) if runs else part.title
-        same = f"In the quick version these are the runs of “{before}”, and its numbers are not shown again."
-        found.append(part if before == part.title else replace(part, text=same, columns=(), plots=(), grids=()))
+        shown = tuple((row.label, row.run.name, row.first) for row in part.rows), tuple(q.key for q in part.columns)
+        before = first.setdefault(shown, part) if part.rows else part
+        same = f"In the quick version these are the runs of “{before.title}”, and its numbers are not shown again."
+        found.append(part if before is part else replace(part, text=same, columns=(), plots=(), grids=()))
     return tuple(found)
 
 

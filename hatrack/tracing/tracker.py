@@ -82,7 +82,8 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: list[Any] = []  # kept alive, because the address of a freed storage may be used again
         self._set_ids: dict[int, Tensor] = {}  # by address of a storage: the set id of each of its elements
         self._positions: dict[int, Tensor] = {}  # by address of a storage: the position of each of its elements
-        self._input_dependent: set[int] = set()  # addresses of integer or bool storages that may differ between inputs
+        self._input_dependent: set[int] = set()  # addresses of storages without floats that may differ between inputs
+        self._bits: set[int] = set()  # addresses of storages of floats that may differ and are also read as whole numbers
         self._input_dependent |= {_address(t) for t in (x, *changing) if not t.is_floating_point()}
         self.reads: list[str] = []
         self._fixed = {_address(b) for b in buffers}  # addresses of storages whose values do not depend on the input
@@ -146,8 +147,9 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.operations.setdefault(name, set()).update({operation, OWN} if inside_autograd_function() else {operation})
 
     def depends_on_input(self, tensor: Tensor) -> bool:
-        """Return whether a tensor of integers or bools, such as an index, may differ between inputs or random draws."""
-        return _address(tensor) in self._input_dependent
+        """Return whether a tensor of anything but floats, such as an index, may differ between inputs or random draws."""
+        address = _address(tensor)
+        return address in self._input_dependent or (address in self._bits and not tensor.is_floating_point())
 
     def note_read(self, tensor: Tensor) -> None:
         """Note that Python reads values of a tensor. Those of parameters decide what is computed, so they are held whole."""
@@ -176,6 +178,7 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.numel()]
         name, mutable, given = func.overloadpacket.__name__, func._schema.is_mutable, {_address(t) for t in inputs}
         if results and not mutable and all(_address(t) in given for t in results):
+            self._bits |= {_address(t) for t in results if not t.is_floating_point() and any(map(self._is_variable, inputs))}
             return  # a view
         if (torch.Tag.dynamic_output_shape in func.tags and name != "index") or name == "_local_scalar_dense":
             for t in inputs:
@@ -204,7 +207,7 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.assign(t, ids.expand(t.shape) if ids is not None and known else torch.full((), ALWAYS_ACTIVE))
 
     def _mark_input_dependent(self, func: Any, inputs: list[Tensor], results: list[Tensor]) -> None:
-        """Record integer and bool results that are computed from floats, from other such results, or drawn at random."""
+        """Record results that are no floats and are computed from floats, from other such results, or drawn at random."""
         random = torch.Tag.nondeterministic_seeded in func.tags
         if results and (random or any(self._is_variable(t) or self.depends_on_input(t) for t in inputs)):
             self._input_dependent |= {_address(t) for t in results}
@@ -220,8 +223,8 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._storages += [t.untyped_storage() for t in results]
 
     def _is_variable(self, tensor: Tensor) -> bool:
-        """Return whether a tensor of floats may differ between inputs or tasks."""
-        return tensor.is_floating_point() and _address(tensor) not in self._fixed
+        """Return whether a tensor of real or complex numbers may differ between inputs or tasks."""
+        return (tensor.is_floating_point() or tensor.is_complex()) and _address(tensor) not in self._fixed
 
     def _note_channels(self, tensor: Tensor, others: list[Tensor]) -> None:
         """Note which dimension of a parameter holds channels: that along which the sets of what it is added to differ."""

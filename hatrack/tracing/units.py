@@ -380,7 +380,7 @@ def _written_in_training(trunk: nn.Module, x: Tensor) -> set[str]:
 
     It raises if the backward pass computes layers again: there, the gates would not be applied.
     """
-    before = {name: (buffer.clone(), _version(buffer)) for name, buffer in trunk.named_buffers()}
+    before = {name: (buffer, buffer.clone(), _version(buffer)) for name, buffer in trunk.named_buffers()}
     with seeded(0, "units"), torch.enable_grad():
         out = trunk.train()(x)
         if not isinstance(out, Tensor):
@@ -392,8 +392,11 @@ def _written_in_training(trunk: nn.Module, x: Tensor) -> set[str]:
             with _NoLayers():
                 torch.autograd.backward(edge, torch.ones_like(out))
     now = dict(trunk.named_buffers())
-    same = (n for n, (t, v) in before.items() if n in now and _version(now[n]) == v and torch.equal(now[n], t))
-    return before.keys() - set(same)
+    return {
+        name
+        for name, (buffer, values, version) in before.items()
+        if now.get(name) is not buffer or _version(buffer) != version or not torch.equal(buffer, values)
+    }
 
 
 def _version(tensor: Tensor) -> int:

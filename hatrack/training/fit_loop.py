@@ -161,7 +161,9 @@ class FitLoop:
         if self.ranks is None:
             return backward_in_parts(self.method, batch, parts), None
         seed = derive(self.seed, "dropout", len(self.result.epochs), self.step_index, self.ranks.rank)
-        return backward_on_rank(self.method, batch, parts, self.ranks, seed), None
+        parameters = list(self.method.parameters())
+        parameters = self.packed.replace(parameters) if self.packed else parameters
+        return backward_on_rank(self.method, parameters, batch, parts, self.ranks, seed), None
 
     def _fetch_and_step(self, index: Tensor, number: Tensor) -> Tensor:
         """`step` as it is before it is recorded: the numbers of the batch's examples, and the number of the batch."""

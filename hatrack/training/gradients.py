@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hatrack.methods.method import Method
 from hatrack.tasks.split import Batch, TaskId
@@ -28,11 +28,14 @@ def backward_in_parts(method: Method, batch: Batch, count: int) -> Tensor:
     return torch.stack(losses).sum()
 
 
-def backward_on_rank(method: Method, batch: Batch, count: int, ranks: Ranks, seed: int) -> Tensor:
+def backward_on_rank(
+    method: Method, parameters: Sequence[nn.Parameter], batch: Batch, count: int, ranks: Ranks, seed: int
+) -> Tensor:
     """Compute the gradients of a batch together with other processes, each of which takes one part; return the loss.
 
     Args:
         method: the method.
+        parameters: those that get gradients, in an order that all ranks have.
         batch: the whole batch, the same on every rank.
         count: the number of parts.
         ranks: the processes.
@@ -46,7 +49,7 @@ def backward_on_rank(method: Method, batch: Batch, count: int, ranks: Ranks, see
             found = method.loss(part)
         loss = found * (len(part.y) / len(batch.y))
         loss.backward()
-    return ranks.sum_parts(list(method.parameters()), None if loss is None else loss.detach())
+    return ranks.sum_parts(parameters, None if loss is None else loss.detach())
 
 
 def parts_of(batch: Batch, count: int) -> list[Batch]:

@@ -21,7 +21,7 @@ class Ranks(Protocol):
         """Sum the gradients of all parts, in the order of the ranks, into the gradients of the parameters on every rank.
 
         Args:
-            parameters: all parameters of the method, the same on every rank; those without a gradient take no part.
+            parameters: those that may have gradients, the same on every rank; those that have none take no part.
             loss: the loss of this rank's part, weighted by its share of the batch; None if the batch had no part for it.
 
         Returns:

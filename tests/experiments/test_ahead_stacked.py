@@ -44,7 +44,7 @@ def planned(runs, change=lambda tasks: tasks, kinds=None):
         tasks, method = build(one)
         found = ahead.compile_ahead(one, change(tasks), type(method), CPU, "tf32")
         with others_run():
-            begun.wait()
+            begun.wait(60)  # seconds: none waits forever for one that has failed
         return found
 
     return run_interleaved([lambda one=one: plan(one) for one in runs], CPU, len(runs), stack=True, kinds=kinds)
@@ -94,6 +94,18 @@ def test_runs_that_are_left_get_code_for_fewer_lanes(jobs):
         for lanes in (3, 2, 2):
             plan.wait(build(of("hat"))[0][1], lanes)
     assert [job["lanes"] for job in jobs.values()] == [3, 2]
+
+
+def test_only_code_for_the_lanes_that_a_run_had_is_remembered(jobs):
+    """The stack became smaller before the first step: nobody has compiled that of the larger one."""
+    plan = planned([of("hat", seed) for seed in (0, 1, 2)])[0]
+    plan.wait(build(of("hat"))[0][0], 2)
+    plan.remember()
+    jobs.clear()
+    planned([of("hat", seed) for seed in (0, 1)])
+    assert jobs == {}
+    planned([of("hat", seed) for seed in (0, 1, 2)])
+    assert [job["lanes"] for job in jobs.values()] == [3]
 
 
 def test_a_job_for_each_form_that_the_stacks_have(jobs, captured_only):

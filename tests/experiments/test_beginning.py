@@ -17,20 +17,11 @@ THREE = Run(
     network_options={"widths": (20, 20), "dropout": 0.2, "input_dropout": 0.0},
     regime=Regime(epochs=2, batch=100),
     train_examples=100,
+    watch_tasks=True,
 )
 SAME = (
-    "name",
-    "spec",
-    "tasks",
-    "before",
-    "accuracy",
-    "loss",
-    "train_loss",
-    "valid_accuracy",
-    "valid_loss",
-    "curves",
-    "usage",
-)
+    "name", "spec", "tasks", "before", "accuracy", "loss", "train_loss", "valid_accuracy", "valid_loss", "curves", "usage",
+)  # fmt: skip
 METHODS = ("hat", "pathnet", "joint", "ewc", "imm-mode", "lwf", "packnet", "random")
 
 
@@ -51,15 +42,9 @@ def test_it_is_the_record_of_a_run_of_the_first_tasks_bit_for_bit(method, tmp_pa
 
 def test_a_budget_that_all_tasks_share_makes_another_network_of_fewer(tmp_path):
     """Why the rows of PNN have runs of their own for every number of tasks."""
-    options = {"data": "sample", "permutations": "prefix"}
+    whole = replace(THREE, method="pnn", method_options={"columns": "budget"})
     three, two = (
-        run(
-            replace(
-                THREE, method="pnn", method_options={"columns": "budget"}, benchmark_options={**options, "tasks": tasks}
-            ),
-            out=tmp_path,
-        )
-        for tasks in (3, 2)
+        run(replace(whole, benchmark_options={**THREE.benchmark_options, "tasks": tasks}), out=tmp_path) for tasks in (3, 2)
     )
     assert beginning(three, 2).accuracy != two.accuracy
 

@@ -6,7 +6,7 @@ import torch
 
 from hatrack import EWC, METHODS, PNN, Diverged, Method, Network, PackNet, Regime, Task, Trainer, evaluate
 from hatrack.networks.mlp import mlp
-from tests.helpers.learning import ISOLATED, SMALLER, learn, logits, make
+from tests.helpers.learning import SMALLER, learn, logits, make
 from tests.helpers.models import fresh
 from tests.helpers.tiers import quick_and_slow
 from tests.helpers.toys import toy_tasks
@@ -282,15 +282,19 @@ def test_learning_where_the_caller_has_switched_gradients_off(mode):
     assert torch.equal(logits(method, tasks[0]), logits(plain, tasks[0]))
 
 
-@pytest.mark.parametrize("name", quick_and_slow(ISOLATED, ["hat", "pmask", "pnn"]))
-def test_another_default_type_of_numbers(name):
-    """Heads and gates are float32 whatever the default is, as a saved method is."""
-    tasks, found = toy_tasks(2), []
+DEFAULT_TYPE = [*((name, {}) for name in METHODS), ("hat", {"masks": "soft"})]
+QUICK_TYPES = [(name, {}) for name in ("hat", "pmask", "pnn", "er", "den")]
+
+
+@pytest.mark.parametrize("case", quick_and_slow(DEFAULT_TYPE, QUICK_TYPES))
+def test_another_default_type_of_numbers(case):
+    """Heads, gates, memories and all else are float32 whatever the default is, as a saved method is."""
+    (name, options), tasks, found = case, toy_tasks(2), []
     for kind in (torch.float32, torch.float64):
         trunk, example = fresh(), tasks[0].train.inputs(torch.arange(2))
         torch.set_default_dtype(kind)
         try:
-            method = METHODS[name](Network(trunk, [tasks[0].classes], example), **SMALLER.get(name, {}))
+            method = METHODS[name](Network(trunk, [tasks[0].classes], example), **SMALLER.get(name, {}), **options)
             method.net.add_task(tasks[1].classes)
             learn(method, tasks, Trainer(Regime(epochs=2, batch=16)))
             found.append(method)

@@ -141,11 +141,13 @@ class Neighbours(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("buffer", "named"), [(True, "'matrix' is sparse"), (False, r"sparse tensor \(test_promise_weights.py, line")]
+    ("buffer", "named"), [(True, r"matrix' is sparse"), (False, r"sparse tensor \(test_promise_weights.py, line")]
 )
 def test_a_sparse_matrix_is_refused_in_one_line(buffer, named):
     with pytest.raises(ValueError, match=named):
         hr.HAT(Network(Neighbours(buffer=buffer), tasks=toy_tasks(1)))
+    with pytest.raises(ValueError, match=named):
+        Network.from_classifier(nn.Sequential(Neighbours(buffer=buffer), nn.Linear(8, 3)), tasks=toy_tasks(1))
 
 
 def words(layer):

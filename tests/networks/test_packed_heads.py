@@ -133,6 +133,29 @@ def test_a_fit_of_the_users_own_finds_gradients_in_the_heads(name):
     method.learn(tasks[1], FunctionFit(fit))
 
 
+class OppositeHalves:
+    """Two ranks, of which the other always has the opposite gradients, so that their sum is zero."""
+
+    rank, size = 0, 2
+
+    def sum_parts(self, parameters, loss):
+        for parameter in parameters:
+            parameter.grad = None if parameter.grad is None else torch.zeros_like(parameter.grad)
+        return loss
+
+
+@pytest.mark.parametrize("name", [name for name in MIXING if METHODS[name].splits_batches])
+def test_the_gradients_of_packed_heads_are_summed_over_ranks(name):
+    tasks = toy_tasks(2)
+    method = make(name, tasks)
+    before = copy.deepcopy(method.net.state_dict())
+    fit = Trainer(Regime(epochs=1, batch=16, accumulate=2), engine="eager")
+    fit.ranks = OppositeHalves()
+    learn(method, tasks, fit)
+    after = method.net.state_dict()
+    assert [key for key, value in before.items() if "heads" in key and not torch.equal(value, after[key])] == []
+
+
 def test_a_head_that_the_user_froze_stays():
     tasks = toy_tasks(3)
     method = make("er", tasks)

@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,14 @@ from hatrack.cli.group import main
 from hatrack.experiments.record_parts import Spec
 from hatrack.recipes import RECIPES
 from hatrack.recipes.hat_annealing import annealing_gradients, ranges
-from hatrack.recipes.quantities import accuracy_on
+from hatrack.recipes.quantities import accuracy_on, summary
 from hatrack.recipes.quick import quick
 from hatrack.recipes.reproduce import missing_rows, read_records, wanted_runs
 from hatrack.recipes.results import Records, Results
 from hatrack.recipes.verdicts import verdict
 from hatrack.reporting.words import run_command
 from tests.helpers.records import make
-from tests.recipes.toys import PART, TABLE_1
+from tests.recipes.toys import PART, RECIPE, TABLE_1
 
 RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
 
@@ -176,6 +177,13 @@ def test_the_quick_version_shows_the_numbers_of_the_same_runs_once():
     assert (same.columns, same.plots) == ((), ())
     assert parts["cifar10"].title in same.text
     assert all(part.columns for part in RECIPES["pmask"].parts), "the control: the recipe itself shows them"
+
+
+def test_the_quick_version_shows_other_numbers_of_the_same_runs():
+    rows = tuple(replace(row, published={}) for row in PART.rows)
+    two = (PART, replace(PART, title="Table 2", rows=rows, columns=(summary("forgetting"),), tolerance={}, claims=()))
+    shown = [[quantity.key for quantity in part.columns] for part in quick(replace(RECIPE, parts=two)).parts]
+    assert shown == [["accuracy", "ratio"], ["forgetting"]]
 
 
 def test_missing_rows_are_priced_by_similar_records(records):

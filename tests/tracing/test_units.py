@@ -274,7 +274,16 @@ def chosen_by_size(own, x):
     return own.second(h[:, own.sizes.argsort()[-3:]])
 
 
-@pytest.mark.parametrize("forward", [chosen_by_number, chosen_by_size])
+def chosen_anew(own, x):
+    """The same by a new tensor every time; that of the first pass was written as often as the buffer, with its values."""
+    h = own.first(x).relu()
+    if own.training:
+        own.chosen = torch.zeros(3, dtype=torch.int64).copy_(own.sizes.topk(3).indices.sort().values)
+        own.sizes.lerp_(h.detach().mean(0), 0.5)
+    return own.second(h[:, own.chosen])
+
+
+@pytest.mark.parametrize("forward", [chosen_by_number, chosen_by_size, chosen_anew])
 def test_channels_that_are_chosen_by_what_training_writes(forward):
     """After training, other channels are read than on the example."""
     buffers = {"sizes": nn.Buffer(torch.linspace(0, 1, 8)), "chosen": nn.Buffer(torch.tensor([5, 6, 7]))}
@@ -310,6 +319,33 @@ def test_zeros_of_the_example_behind_complex_numbers_or_bits(read):
     trunk = Lambda(lambda own, x: own.second(read(own.first(x).relu())), first=first, second=nn.Linear(width, 5))
     assert not read(first(example).relu()).any()
     check_units(trunk, torch.cat([example, images(3).abs()]))
+
+
+def as_complex(x):
+    return torch.view_as_complex(x.unflatten(1, (-1, 2)))
+
+
+@pytest.mark.parametrize("read_into_python", [False, True])
+@pytest.mark.parametrize(
+    "sizes", [lambda x: as_complex(x).abs(), lambda x: x.view(torch.int32)], ids=["absolute value", "bits"]
+)
+def test_channels_that_are_chosen_by_complex_numbers_or_bits_of_the_input(sizes, read_into_python):
+    """Other inputs than the example read other channels, by an index or by a slice."""
+
+    def forward(own, x):
+        h, first = own.first(x).relu(), sizes(x).sum(0).argmax()
+        return own.second(h[:, int(first) :][:, :3] if read_into_python else h[:, first + torch.arange(3)])
+
+    torch.manual_seed(0)
+    units = Units(Lambda(forward, first=nn.Linear(6, 8), second=nn.Linear(3, 5)), torch.randn(2, 6))
+    inputs = [torch.randn(4, 6) for _ in range(20)]
+    assert len({int(sizes(x).sum(0).argmax()) for x in inputs}) > 1, "inputs choose other channels"
+    for x in inputs:
+        gates = torch.rand(units.count) < 0.5
+        masks = units.weight_masks(gates)
+        changed = {n: torch.where(masks[n], p.detach(), p.detach() + 3) for n, p in units.trunk.named_parameters()}
+        with torch.no_grad():
+            assert torch.equal(units.run(x, gates), units.run(x, gates, changed))
 
 
 @pytest.mark.parametrize(

@@ -57,14 +57,14 @@ class Memory(nn.Module, ABC):
     def __init__(self, example: Tensor, **columns: Sequence[int]) -> None:
         super().__init__()
         self.columns = tuple(columns)
-        kind = torch.int64 if example.dtype == torch.int64 else None  # token ids, or images
+        kind = torch.int64 if example.dtype == torch.int64 else torch.float32  # token ids, or images
         self.register_buffer("x", torch.zeros(1, *example.shape[1:], dtype=kind, device=example.device))
         self.register_buffer("y", torch.zeros(1, dtype=torch.int64, device=example.device))
         self.register_buffer("task", torch.zeros_like(self.y))
         self.register_buffer("used", torch.zeros_like(self.y, dtype=torch.bool))
         self.register_buffer("new", torch.zeros_like(self.y[0]))
         for name, shape in columns.items():
-            self.register_buffer(name, torch.zeros(1, *shape, device=example.device))
+            self.register_buffer(name, torch.zeros(1, *shape, device=example.device, dtype=torch.float32))
 
     @abstractmethod
     def _rows(self, y: Tensor, task: Tensor, new: Tensor) -> Tensor:
