@@ -22,6 +22,12 @@ def as_example(images: Any) -> Tensor:
     return scaled(channels_first("the example", example)) if example.dtype == torch.uint8 else example
 
 
+def as_raw(images: Any, example: Tensor) -> Tensor:
+    """Return raw images as a tensor on the device of the example, channels first."""
+    raw = as_tensor("images must be numbers", images).to(example.device)
+    return raw if raw.shape[1:] == example.shape[1:] else channels_first("images", raw)
+
+
 def classes_and_example(classes: Sequence[int] | None, example: Any, tasks: Any) -> tuple[list[int], Tensor]:
     """Return the classes and the example that a network is built for, given either as they are or as tasks."""
     if tasks is None:
