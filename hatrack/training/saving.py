@@ -328,12 +328,14 @@ def _build(path: Path, kind: type[Method], trunk: nn.Module, example: Tensor, me
         parameter.requires_grad_(name not in metadata["stopped"])
     classes, built = metadata["classes"], metadata["built"]
     try:
-        net = Network(trunk, classes[:built], example, heads=metadata["heads"], init=metadata["init"], seed=metadata["seed"])
+        finite = example.nan_to_num()  # earlier versions took an example with NaN
+        net = Network(trunk, classes[:built], finite, heads=metadata["heads"], init=metadata["init"], seed=metadata["seed"])
         net.frozen = metadata["frozen"]
         method = kind(net, **options)
         for count in classes[built:]:
             net.add_task(count)
         method.make_room()
+        net.example.copy_(example)
     except (RuntimeError, TypeError, LookupError, ValueError) as error:
         raise ValueError(f"{path}: {kind.__name__} can't be built on this trunk: {_one_line(error)}") from None
     return method

@@ -369,6 +369,23 @@ def test_saving_fails_whole(path):
 # Files and trunks that do not fit
 
 
+def test_a_file_with_an_example_that_is_not_finite_is_still_read(path):
+    """Earlier versions took such an example, on which all answers are NaN, so that another trunk answered the same."""
+    tasks = toy_tasks(1)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        Network(fresh(), [2], torch.full((2, 1, 4, 4), torch.nan))
+    method = make("hat", tasks)
+    method.learn(tasks[0], fit())
+    save(method, path)
+    kept, words = tensors.load(path)
+    tensors.save(path, {name: t * torch.nan if name in ("example", "logits.0") else t for name, t in kept.items()}, words)
+    found = hatrack.load(path, fresh())
+    assert found.net.example.isnan().all()
+    x = tasks[0].test.inputs(torch.arange(9))
+    assert torch.equal(found(x, 0), method.eval()(x, 0))
+    found.net.replace_example(x[:2])
+
+
 def test_a_method_that_was_loaded_without_a_trunk_is_saved_so_again(path):
     tasks, mlp = toy_tasks(1), NETWORKS["mlp"]
     method = HAT(Network(mlp((1, 4, 4), widths=(8,)), tasks=tasks))
