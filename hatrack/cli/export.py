@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from hatrack.cli.group import imported_when_called
-from hatrack.cli.options import FOLDER, trunk_option
+from hatrack.cli.options import FOLDER, method_option, trunk_option
 
 FORMATS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}  # and the endings of their files
 _export = imported_when_called("hatrack.cli.exporting:export")
@@ -24,6 +24,7 @@ _export = imported_when_called("hatrack.cli.exporting:export")
 @click.option("--out", type=FOLDER, metavar="FILE", help="the file to write (default: MODEL-TASK with the format's ending)")
 @click.option("--floats", is_flag=True, help="raw images are floats in the units of the task's data, not bytes (uint8)")
 @trunk_option
-def command(model: Path, task: str, kind: str, out: Path | None, trunk: str, floats: bool) -> None:
+@method_option
+def command(model: Path, task: str, kind: str, out: Path | None, trunk: str, method: str, floats: bool) -> None:
     """Write the network of one task of the saved MODEL, cut to what the task uses, from raw images to logits."""
-    _export(model, task, kind, out, trunk, floats)
+    _export(model, task, kind, out, trunk, method, floats)

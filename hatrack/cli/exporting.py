@@ -18,20 +18,19 @@ from safetensors.torch import save
 from torch import Tensor, fx
 
 from hatrack.cli.export import FORMATS
-from hatrack.cli.trunks import own_trunk
+from hatrack.cli.trunks import load_model
 from hatrack.files.atomic import write
 from hatrack.methods.extraction.extract import COARSE, TOLERANCE, difference
 from hatrack.methods.extraction.raw import raw_example
 from hatrack.methods.method import Method
 from hatrack.options import nearest
 from hatrack.text import say
-from hatrack.training.saving import load
 
 REPEATS = 20  # measurements of time, of which the median is shown
 IMAGES = 64  # in a batch that is timed
 
 
-def export(model: Path, task: str, kind: str, out: Path | None, trunk: str, floats: bool) -> None:
+def export(model: Path, task: str, kind: str, out: Path | None, trunk: str, own: str, floats: bool) -> None:
     """Write the network of one task of a saved model, compare it with the model, and print its size and its time.
 
     Args:
@@ -40,12 +39,12 @@ def export(model: Path, task: str, kind: str, out: Path | None, trunk: str, floa
         kind: the format, one of FORMATS.
         out: the file to write; by default beside the model.
         trunk: the place of a function that makes the model's trunk, "module:name"; "" if the file says it.
+        own: the place of the class of its method, "module:name"; "" if it is one of the library's.
         floats: whether raw images are floats, not bytes.
     """
-    method = load(model, own_trunk(trunk)).eval()
+    method = load_model(model, trunk, own).eval()
     number = task_number(method, task)
-    name = re.sub(r"[^\w.-]+", "_", method.history[number])
-    path = out or model.with_name(f"{model.stem}-{name}{FORMATS[kind]}")
+    path = out or model.with_name(f"{model.stem}-{_file_name(method, number)}{FORMATS[kind]}")
     example = raw_example(method.net.preprocessing, number, floats=floats)
     network = method.extract(number, raw=example)
     run = WRITERS[kind](network, example, path)
@@ -55,12 +54,20 @@ def export(model: Path, task: str, kind: str, out: Path | None, trunk: str, floa
 
 def task_number(method: Method, task: str) -> int:
     """Return the number of a learned task by its name, or by its number."""
-    names = {name: number for number, name in method.history.items()}
-    if task in names:
-        return names[task]
+    found = [number for number, name in method.history.items() if name == task]
+    if len(found) > 1:
+        raise ValueError(f"--task {task}: several tasks have this name; their numbers are {', '.join(map(str, found))}")
+    if found:
+        return found[0]
     if task.isdecimal() and int(task) in method.history:
         return int(task)
-    raise ValueError(f"--task {task}: no such task was learned; {nearest(task, names)}")
+    raise ValueError(f"--task {task}: no such task was learned; {nearest(task, method.history.values())}")
+
+
+def _file_name(method: Method, task: int) -> str:
+    """Return what the file of a task is called: its name, and its number too if files of two tasks would be called so."""
+    names = {number: re.sub(r"[^\w.-]+", "_", name) for number, name in method.history.items()}
+    return names[task] if list(names.values()).count(names[task]) == 1 else f"{names[task]}-{task}"
 
 
 Run = Callable[[Tensor], Tensor]  # what a file computes

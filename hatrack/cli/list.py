@@ -10,10 +10,10 @@ from rich.text import Text
 
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.cli.options import flag, named
-from hatrack.cli.values import show
+from hatrack.cli.values import convert, show
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS
-from hatrack.options import choose, complete, nearest, offered
+from hatrack.options import choose, complete, nearest, offered, parameters
 from hatrack.registry import Entry, Registry
 from hatrack.text import printable, say
 
@@ -25,19 +25,21 @@ ALL: Registry[Any] = Registry("method, benchmark or network", {n: t.about(n) for
 @click.argument("name", default="", shell_complete=named(ALL))
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="of a benchmark's tasks [0]")
 @click.option("--data", default="", metavar="NAME", help="of a benchmark's tasks: full or sample")
-def command(name: str, seed: int | None, data: str) -> None:
+@click.option("--tasks", "asked", default="", metavar="N|FILE", help="of a benchmark: how many tasks; of own: its TOML file")
+def command(name: str, seed: int | None, data: str, asked: str) -> None:
     """Show methods, benchmarks and networks; or one of them with its options, and the tasks of a benchmark.
 
     NAME is a method, benchmark or network, or a method of your own as MODULE:CLASS.
     """
-    if name not in BENCHMARKS and (seed is not None or data):
-        raise ValueError(f"--seed and --data need the name of a benchmark, not {name!r}; {nearest(name, BENCHMARKS)}")
+    if name not in BENCHMARKS and (seed is not None or data or asked):
+        wanted = f"the name of a benchmark, not {name!r}; {nearest(name, BENCHMARKS)}"
+        raise ValueError(f"--seed, --data and --tasks need {wanted}")
     Console().print(entry(name) if name else everything())
     if name in BENCHMARKS:
         try:
-            Console().print(tasks(name, seed or 0, data))
+            Console().print(tasks(name, seed or 0, data, asked))
         except (OSError, ValueError) as error:
-            if seed is not None or data:
+            if seed is not None or data or asked:
                 raise
             say(f"The tasks can't be shown: {printable(error)}")
 
@@ -96,16 +98,20 @@ def _find(name: str) -> tuple[str, Any, Entry]:
     return kind, TABLES[kind][name], TABLES[kind].about(name)
 
 
-def tasks(name: str, seed: int, data: str = "") -> RenderableType:
+def tasks(name: str, seed: int, data: str = "", asked: str = "") -> RenderableType:
     """Return a table of the tasks of a benchmark.
 
     Args:
         name: the benchmark.
         seed: decides its tasks.
         data: "full" or "sample"; "" for the benchmark's default.
+        asked: what its option `tasks` is given: a number, or the file of the user's own tasks; "" for its default.
     """
     sequence = BENCHMARKS[name]
-    made = sequence(seed, **complete(name, sequence, {"data": data} if data else {}))
+    known, given = parameters(sequence), {"data": data} if data else {}
+    if asked:
+        given["tasks"] = convert(known["tasks"], asked) if "tasks" in known else asked
+    made = sequence(seed, **complete(name, sequence, given))
     network = BENCHMARKS.about(name).network
     title = f"{len(made)} tasks at seed {seed}, {sum(task.classes for task in made)} classes; network {network}"
     columns = ("task", "name", "classes", "train", "valid", "test", "image")

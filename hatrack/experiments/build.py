@@ -52,8 +52,7 @@ def _find(tasks: Sequence[Task], wanted: str, benchmark: str) -> Task:
     found = [task for task in tasks if task.name == wanted] or [task for task in tasks if str(task.index) == wanted]
     if not found:
         raise ValueError(f"{benchmark} has no task {wanted!r}; {nearest(wanted, [task.name for task in tasks])}")
-    train, valid, test = (replace(split, task=0) for split in (found[0].train, found[0].valid, found[0].test))
-    return replace(found[0], index=0, train=train, valid=valid, test=test)
+    return replace(found[0], index=0)
 
 
 def build_trunk(spec: Run, tasks: Sequence[Task]) -> nn.Module:

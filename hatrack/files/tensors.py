@@ -128,10 +128,10 @@ def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
 
 def differences(wanted: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
     """Describe how tensors differ from those wanted in names, shapes and types; "" if they do not."""
-    found = [f"it lacks {name}" for name in wanted if name not in there]
+    found = [f"it lacks {name}" for name in sorted(wanted) if name not in there]
     found += [f"it has {name} as well" for name in there if name not in wanted]
-    for name, value in wanted.items():
-        have = there.get(name, value)
+    for name, have in there.items():  # in the order of the trunk: that of a file says nothing
+        value = wanted.get(name, have)
         if have.shape != value.shape:
             found.append(f"{name} is {tuple(have.shape)} instead of {tuple(value.shape)}")
         elif have.dtype != value.dtype:

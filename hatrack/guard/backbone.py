@@ -42,7 +42,7 @@ class Backbone(Network):
         try:
             with torch.no_grad(), evaluating(self.trunk):
                 out = self.trunk(self.example)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise cannot_run(error, self.example) from error
         if not isinstance(out, Tensor) or not out.dim() or len(out) != len(self.example):
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__

@@ -182,10 +182,11 @@ def _rebuild(path: Path, backbone: nn.Module, tensors: Mapping[str, Tensor], met
     try:
         kind = choose("method of a guard", metadata["method"], KINDS)
         options = complete(metadata["method"], kind, metadata["options"])
-        built = _build(backbone, tensors["example"], metadata["method"], metadata["seed"], options)
+        built = _build(backbone, tensors["example"].nan_to_num(), metadata["method"], metadata["seed"], options)
         while len(built.net.classes) < metadata["numbers"]:
             built.net.add_task(1)
         built.make_room()
+        built.net.example.copy_(tensors["example"])  # earlier versions took one with NaN
         built.load_state_dict(state)
     except (RuntimeError, TypeError, LookupError, ValueError) as error:
         raise ValueError(f"{path} does not fit the backbone: {' '.join(str(error).split())[:300]}") from None

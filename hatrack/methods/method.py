@@ -370,6 +370,7 @@ class Method(TrainedMethod):
 
     def forget_task(self, task: int) -> None:
         """Remove a task from the list of finished ones: what it uses may change. What was stored of it is deleted."""
+        self.net.check_task_id(task)
         note_forgotten(self, task)
         self.history.pop(task, None)
         self.digests.pop(task, None)

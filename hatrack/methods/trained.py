@@ -21,9 +21,10 @@ from hatrack.methods.parts.reuse import shared_with_earlier
 from hatrack.methods.router import Kind, Router, answers, fit_router
 from hatrack.methods.serving import ServedTask
 from hatrack.networks.network import Network
+from hatrack.networks.preprocessing import as_raw
 from hatrack.options import shown, whole
 from hatrack.registry import Scenario
-from hatrack.tasks.arrays import as_tensor, channels_first
+from hatrack.tasks.arrays import as_tensor
 from hatrack.tasks.split import TaskId
 from hatrack.tasks.task import Task
 
@@ -93,7 +94,7 @@ class TrainedMethod(nn.Module):
             warnings.warn(
                 f"images are up to {off:.0f} standard deviations off those that were learned: all but bytes (uint8) are "
                 "taken in the units of a task's own data, which are 0 to 1 if that was given as bytes",
-                stacklevel=2,
+                stacklevel=3,  # `no_grad` has a frame of its own
             )
         with evaluation_mode(self):
             return self.net.answer(self(seen, task), task)
@@ -108,8 +109,7 @@ class TrainedMethod(nn.Module):
 
     def _raw(self, images: Any) -> Tensor:
         """Return raw images as a tensor on the device of the method, channels first."""
-        raw = as_tensor("images must be numbers", images).to(self.net.example.device)
-        raw = raw if raw.shape[1:] == self.net.example.shape[1:] else channels_first("images", raw)
+        raw = as_raw(images, self.net.example)
         if raw.is_complex():
             raise ValueError(f"images must be real numbers, not {str(raw.dtype).removeprefix('torch.')}")
         if not raw.isfinite().all():

@@ -19,8 +19,9 @@ from hatrack.networks.freezing import freeze_parts
 from hatrack.networks.heads import by_task, heads_by_task
 from hatrack.networks.initial_weights import initialise
 from hatrack.networks.packed_heads import PackedHeads
-from hatrack.networks.preprocessing import Preprocessing, as_example, classes_and_example
+from hatrack.networks.preprocessing import Preprocessing, as_example, as_raw, classes_and_example
 from hatrack.networks.trunk import check_gradients, check_tensors, count_features, without_last_layer
+from hatrack.options import whole
 from hatrack.seeds import seeded
 from hatrack.tasks.split import TaskId
 from hatrack.tasks.targets import CLASSES, Target
@@ -97,6 +98,7 @@ class Network(nn.Module):
         self.packed: PackedHeads | None = None  # their heads, while a fit has them together
         self.targets: dict[int, Target] = {}  # of learned tasks that ask for something else than plain classes
         self.example_task: int | None = None  # the task whose first training images are the example, once it was learned
+        self.trunk_in_file: dict[str, Any] | None = None  # what a loaded file says of how the trunk is built
         self.heads = nn.ModuleList()  # of nn.Linear: one per task, or a single one; of "class", the rows of each task
         for count in classes:
             self.add_task(count)
@@ -193,7 +195,7 @@ class Network(nn.Module):
 
     def check_task_id(self, task: int) -> None:
         """Raise an error in one line if the network has no such task."""
-        if not 0 <= task < len(self.classes):
+        if not 0 <= whole("a task's number", task) < len(self.classes):
             raise IndexError(f"no task {task}: the network has {len(self.classes)} (add_task makes room for one more)")
 
     def check_task(self, task: Task) -> None:
@@ -205,6 +207,10 @@ class Network(nn.Module):
         room = max(self.classes) if self.shared else self.classes[task.index]
         if task.classes > room:
             raise ValueError(f"task {task.name!r} has {task.classes} classes, but its head has {room} outputs")
+        if task.target is not CLASSES and task.classes != room:  # its losses compare every output with a label of its own
+            raise ValueError(
+                f"task {task.name!r} has {task.classes} outputs, but its head {room}: net.add_task({task.classes}) makes one"
+            )
         first = sum(self.classes[: task.index]) if self.incremental else 0
         if task.first != first:
             raise ValueError(
@@ -255,8 +261,6 @@ class Network(nn.Module):
         new = as_example(images).to(self.example)
         if new.shape != self.example.shape:
             raise ValueError(f"the example must be of shape {tuple(self.example.shape)}, not {tuple(new.shape)}")
-        if not new.isfinite().all():
-            raise ValueError("the example holds values that are NaN or infinite")
         self.example.copy_(new)
         self.example_task = None
 
@@ -276,19 +280,21 @@ class Network(nn.Module):
             )
         return outputs.argmax(1)
 
-    def preprocess(self, images: Tensor, task: TaskId) -> Tensor:
+    def preprocess(self, images: Any, task: TaskId) -> Tensor:
         """Return what the network sees of raw images.
 
         Args:
-            images: a tensor of uint8, or of floats in the units of the task's own data; not normalised.
+            images: an array or tensor of uint8, or of floats in the units of the task's own data; not normalised. Colour
+                images may have their channels last.
             task: the number of the task, or a tensor of numbers, one per image.
 
         Returns:
             Images (n, *shape of the example), float.
         """
-        if isinstance(task, int):
+        if not isinstance(task, Tensor):
             self.check_task_id(task)
-        return self.preprocessing(images, task)  # type: ignore[no-any-return]
+            task = operator.index(task)
+        return self.preprocessing(as_raw(images, self.example), task)  # type: ignore[no-any-return]
 
     def new_head(self, number: int, classes: int | None = None, *, features: int | None = None) -> nn.Linear:
         """Make a head as it is before any training; its weights depend on the seed and its number only.

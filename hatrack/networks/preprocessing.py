@@ -19,7 +19,15 @@ FAR = 50.0  # a standard deviation that no images have which are scaled to [0, 1
 def as_example(images: Any) -> Tensor:
     """Return images as the example of a network: bytes (uint8) channels first and scaled to [0, 1], others as they are."""
     example = as_tensor("the example must be images", images)
+    if not example.isfinite().all():  # all answers on it would be NaN, and NaN equals NaN whatever the trunk computes
+        raise ValueError("the example holds values that are NaN or infinite")
     return scaled(channels_first("the example", example)) if example.dtype == torch.uint8 else example
+
+
+def as_raw(images: Any, example: Tensor) -> Tensor:
+    """Return raw images as a tensor on the device of the example, channels first."""
+    raw = as_tensor("images must be numbers", images).to(example.device)
+    return raw if raw.shape[1:] == example.shape[1:] else channels_first("images", raw)
 
 
 def classes_and_example(classes: Sequence[int] | None, example: Any, tasks: Any) -> tuple[list[int], Tensor]:

@@ -49,7 +49,7 @@ def count_features(trunk: nn.Module, example: Tensor) -> int:
     with torch.no_grad():
         try:
             out = trunk.eval()(example)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             check_precision(trunk, example, "the example", tokens=False)
             raise cannot_run(error, example) from error
     trunk.train(mode)
@@ -59,7 +59,7 @@ def count_features(trunk: nn.Module, example: Tensor) -> int:
     return out.shape[1]
 
 
-def cannot_run(error: RuntimeError, example: Tensor) -> Exception:
+def cannot_run(error: Exception, example: Tensor) -> Exception:
     """Return the error to raise if a trunk fails on the example: what torch says in one line, or that memory ran out."""
     if isinstance(error, torch.OutOfMemoryError) or "allocate" in str(error):
         return error

@@ -34,6 +34,8 @@ class Task:
         test: the data to test on.
         first: the label of its first class; 0, unless labels are counted on from task to task: see `in_scenario`.
 
+    `dataclasses.replace(task, index=3)` is the same task with another number.
+
     Example:
         >>> task = hr.Task.from_arrays(0, "digits", x_train, y_train, x_test, y_test)
         >>> task
@@ -61,6 +63,10 @@ class Task:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():  # a saved method would hold a name that can't be read
             raise ValueError(f"the name of a task is text, not {self.name!r}")
+        for part in ("train", "valid", "test"):  # a task that `replace` gave another number trains the head of that number
+            split = getattr(self, part)
+            if isinstance(split.task, int) and split.task != self.index:
+                object.__setattr__(self, part, replace(split, task=self.index))
 
     def __repr__(self) -> str:
         sizes = f"{len(self.train)} for training, {len(self.valid)} for validation, {len(self.test)} for test"

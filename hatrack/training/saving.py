@@ -58,7 +58,8 @@ def save(
     Args:
         method: the method, with all that it has learned.
         path: the file; a file of this name is replaced.
-        network: the name and the options of the library's network that is the trunk; then `load(path)` needs no trunk.
+        network: the name and the options of the library's network that is the trunk; then `load(path)` needs no trunk. A
+            method that was loaded without a trunk keeps what its file said.
         adapters: the arguments `rank` and `layers` of `lora`, if that network was given adapters.
 
     Raises:
@@ -87,7 +88,8 @@ def save(
         if name not in method.transient:
             tensors[f"state.{name}"] = value
     more = {"adapters": dict(adapters)} if adapters else {}
-    own = {"network": {"name": network[0], "options": dict(network[1]), **more}} if network else {}
+    built = {"name": network[0], "options": dict(network[1]), **more} if network else method.net.trunk_in_file
+    own = {"network": built} if built else {}
     tensor_files.save(
         path, {**tensors, "example": method.net.example}, {**metadata, **own, **_notes(method), "tasks": tasks}
     )
@@ -195,6 +197,7 @@ def load(path: Path | str, trunk: nn.Module | None = None, *, method: type[Metho
     if method is not None and not (isinstance(method, type) and issubclass(method, Method)):
         raise ValueError(f"method must be the class of a method, such as HAT, not {shown(method)}")
     tensors, metadata = _read(path)
+    said = metadata["network"] if trunk is None and "network" in metadata else None
     trunk = _own_trunk(path, metadata, tensors) if trunk is None else trunk
     state = {name.removeprefix("state."): value for name, value in tensors.items() if name.startswith("state.")}
     kind = _class(path, metadata["method"], method)
@@ -211,7 +214,7 @@ def load(path: Path | str, trunk: nn.Module | None = None, *, method: type[Metho
     built.digests = {task["index"]: task["digest"] for task in metadata["tasks"] if task["digest"]}
     built.net.targets = {t["index"]: target_from_dict(t["target"]) for t in metadata["tasks"] if "target" in t}
     built.learned_after = {int(task): list(others) for task, others in metadata.get("learned_after", {}).items()}
-    built.net.example_task = metadata.get("example_task")
+    built.net.example_task, built.net.trunk_in_file = metadata.get("example_task"), said
     built.eval()
     _compare(path, built, tensors, metadata["versions"])
     return built
@@ -325,12 +328,14 @@ def _build(path: Path, kind: type[Method], trunk: nn.Module, example: Tensor, me
         parameter.requires_grad_(name not in metadata["stopped"])
     classes, built = metadata["classes"], metadata["built"]
     try:
-        net = Network(trunk, classes[:built], example, heads=metadata["heads"], init=metadata["init"], seed=metadata["seed"])
+        finite = example.nan_to_num()  # earlier versions took an example with NaN
+        net = Network(trunk, classes[:built], finite, heads=metadata["heads"], init=metadata["init"], seed=metadata["seed"])
         net.frozen = metadata["frozen"]
         method = kind(net, **options)
         for count in classes[built:]:
             net.add_task(count)
         method.make_room()
+        net.example.copy_(example)
     except (RuntimeError, TypeError, LookupError, ValueError) as error:
         raise ValueError(f"{path}: {kind.__name__} can't be built on this trunk: {_one_line(error)}") from None
     return method

@@ -34,6 +34,16 @@ def test_list_shows_the_options_of_one(name, capsys):
         assert f"--{option.replace('_', '-')}" in shown
 
 
+def test_list_shows_the_tasks_that_are_asked_for(capsys, tmp_path):
+    x, y = np.zeros((6, 4, 4), np.uint8), np.arange(6) % 2
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    (tmp_path / "tasks.toml").write_text('[[task]]\nname = "pets"\ndata = "a.npz"\n')
+    assert main(["list", "own", "--tasks", str(tmp_path / "tasks.toml")]) == 0
+    assert re.search(r"^ *0 +pets +2 +6 +0 +6 +1x4x4", capsys.readouterr().out, re.MULTILINE)
+    assert main(["list", "smnist", "--data", "sample", "--tasks", "5"]) == 0
+    assert "digits 8-9" in capsys.readouterr().out
+
+
 def test_every_option_of_a_run_has_help(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["run", "pmnist", "hat", "--help"]) == 0
@@ -109,7 +119,10 @@ def test_report_of_a_folder(tmp_path, capsys):
         (["run", "pmnist", "hat", "--seeds", "4-1"], "--seeds must be a range such as 0-4"),
         (["run", "pmnist", "hat", "--seeds", "0-1000000000"], "--seeds must be a range such as 0-4 (of 10,000 at most)"),
         (["run", "pmnist", "hat", "--seeds", f"0-{10**30}"], "--seeds must be a range such as 0-4 (of 10,000 at most)"),
-        (["list", "smnist", "--tasks", "5"], "No such option: --tasks"),
+        (["list", "smnist", "--widths", "5"], "No such option: --widths"),
+        (["list", "smnist", "--tasks", "x"], "--tasks must be one of 2, 5, not 'x'"),
+        (["list", "mixture-open", "--tasks", "5"], "no option 'tasks'"),
+        (["list", "hat", "--tasks", "5"], "--tasks need the name of a benchmark"),
         (["run", "pmnist", "hat", "--seed", "1", "--seeds", "1-2"], "exclude each other"),
         (["run", "pmnist", "sgd", "--momentum", "0.8"], "does nothing with --optimizer sgd; it is for --optimizer momentum"),
         (["run", "pmnist", "stable-sgd", "--task-lr-decay", "0.5"], "stable-sgd, which has --lr-decay instead"),

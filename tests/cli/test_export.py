@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -101,6 +102,36 @@ def test_wrong_tasks_name_the_nearest(model, capsys):
     assert "toi 1" in said
     assert "did you mean 'toy 1'" in said
     assert said.count("\n") == 1
+
+
+def test_a_name_that_two_tasks_have_is_refused_and_their_files_have_numbers(tmp_path, capsys):
+    tasks = [replace(task, name="same") for task in toy_tasks(2)]
+    method = HAT(Network(trunk(), tasks=tasks))
+    learn(method, tasks)
+    save(method, tmp_path / "two.safetensors")
+    words = ("--trunk", "tests.cli.test_export:trunk", "--format", "safetensors")
+    assert main(("export", str(tmp_path / "two.safetensors"), "--task", "same", *words)) == 2
+    assert "0, 1" in capsys.readouterr().err
+    for number in "01":
+        assert main(("export", str(tmp_path / "two.safetensors"), "--task", number, *words)) == 0
+        assert (tmp_path / f"two-same-{number}.safetensors").exists()
+
+
+class Own(HAT):
+    """A method of the user's."""
+
+
+def test_a_trunk_and_a_method_of_the_users_are_named_by_options(tmp_path, capsys):
+    tasks, path = toy_tasks(1), tmp_path / "own.safetensors"
+    method = Own(Network(trunk(), tasks=tasks))
+    learn(method, tasks)
+    save(method, path)
+    words = ("export", str(path), "--task", "0", "--format", "safetensors")
+    assert main(words) == 2
+    assert "--trunk MODULE:FUNCTION" in capsys.readouterr().err
+    assert main((*words, "--trunk", "tests.cli.test_export:trunk")) == 2
+    assert "--method MODULE:CLASS" in capsys.readouterr().err
+    assert main((*words, "--trunk", "tests.cli.test_export:trunk", "--method", "tests.cli.test_export:Own")) == 0
 
 
 class Distances(torch.nn.Module):

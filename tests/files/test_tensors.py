@@ -111,6 +111,9 @@ def test_differences_are_told_by_name():
     names = dict.fromkeys("abcd", two)
     assert tensors.differences(names, {"d": two}) == "it lacks a, it lacks b, it lacks c"
     assert tensors.differences({**names, "e": two}, {}) == "it lacks a, it lacks b, it lacks c, and 2 more"
+    there = {"c": three, "a": three, "b": three}
+    told = "c is (3,) instead of (2,), a is (3,) instead of (2,), b is (3,) instead of (2,)"
+    assert tensors.differences(dict.fromkeys("bac", two), there) == told, "in the order of what is there"
 
 
 def test_equal_content_gives_equal_files(tmp_path):

@@ -1,6 +1,7 @@
 """What a guard refuses, each in one line that names the value: nested blocks, wrong arguments, backbones and optimizers."""
 
 import copy
+import math
 import pickle
 
 import pytest
@@ -88,6 +89,7 @@ def test_an_unknown_name_is_answered_with_the_nearest():
         ({"example": [1.0]}, "tensor of one or more inputs"),
         ({"example": PROBE[:0]}, "tensor of one or more inputs"),
         ({"example": PROBE.byte()}, "not uint8"),
+        ({"example": PROBE * math.nan}, "NaN or infinite"),
         ({"example": torch.rand(2, 7)}, "can't be run on an example"),
         ({"method": "ewc"}, "no method of a guard 'ewc'; there are: hat, pmask"),
         ({"smaxx": 3.0}, "no option 'smaxx'; did you mean 'smax'"),

@@ -1,8 +1,11 @@
 """The numbers of tasks that are given for images: one whole number per image, of a task that there is."""
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from hatrack import Network
 from tests.helpers.learning import learn, make
 from tests.helpers.toys import toy_tasks
 
@@ -52,3 +55,22 @@ def test_there_is_such_a_task(learned, ask, number):
     method, x = learned
     with pytest.raises(IndexError, match=f"no task {number}: the network has 2"):
         ASK[ask](method, x, torch.tensor([0] * 29 + [number]))
+
+
+@pytest.mark.parametrize("number", ["toy 0", 1.0, None])
+@pytest.mark.parametrize("ask", ["preprocess", "release", "forget_task", "weight_masks"])
+def test_one_number_is_whole_and_of_a_task_that_there_is(ask, number):
+    method = make("hat", toy_tasks(2))
+    asked = getattr(method, ask, lambda task: method.net.preprocess(torch.rand(1, 1, 4, 4), task))
+    with pytest.raises(ValueError, match="task's number must be a whole number"):
+        asked(number)
+    with pytest.raises(IndexError, match="no task 2"):
+        asked(2)
+
+
+def test_what_predict_takes_preprocess_takes():
+    net = Network(nn.Sequential(nn.Flatten(), nn.Linear(60, 3)), [2], torch.zeros(2, 3, 4, 5))
+    images = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), dtype=np.uint8)
+    seen = net.preprocess(images, np.int64(0))
+    assert torch.equal(seen, net.preprocess(torch.from_numpy(images).permute(0, 3, 1, 2), 0))
+    assert torch.equal(seen[0, 1], torch.from_numpy(images[0, :, :, 1]) / 255)

@@ -576,6 +576,12 @@ def test_a_network_in_one_line():
     assert "0 tasks)" in repr(Network(flat(16), [], torch.zeros(2, 16)))
 
 
+def test_an_error_of_the_trunk_names_the_shape_of_the_example():
+    """A norm raises a ValueError where other layers raise a RuntimeError."""
+    with pytest.raises(ValueError, match=r"can't be run on an example of shape \(1, 4, 5\): expected 4D input"):
+        Network(nn.Sequential(nn.BatchNorm2d(1), nn.Flatten()), [2], torch.rand(1, 4, 5))
+
+
 # Units of raw images
 
 

@@ -350,6 +350,25 @@ def test_a_task_that_failed_leaves_the_meaning_of_answers():
 
 
 @pytest.mark.parametrize(
+    ("outputs", "how"),
+    [
+        (1, {"y": NUMBER, "target": "regression"}),
+        (4, {"y": LABELS, "target": "multi-label"}),
+        (2, {"target": "ordinal"}),
+        (3, {"class_weights": "balanced"}),
+        (1, {"y": NUMBER, **LOSS}),
+    ],
+)
+def test_a_head_has_as_many_outputs_as_the_target(outputs, how):
+    """A wider one would be compared with the labels by a broadcast, and the saved file could not be loaded."""
+    method = HAT(Network(trunk(), [5], X[:2]))
+    with pytest.raises(ValueError, match=rf"has {outputs} outputs, but its head 5: net.add_task\({outputs}\)"):
+        method.learn(task(**how), Trainer(Regime(epochs=1)))
+    method.learn(task(method.net.add_task(outputs), **how), Trainer(Regime(epochs=1)))
+    assert method.predict(X[:7], 1).shape[:1] == (7,)
+
+
+@pytest.mark.parametrize(
     ("kind", "options"),
     [
         (EWC, {"y": NUMBER, "target": "regression"}),

@@ -223,6 +223,16 @@ def test_a_task_in_one_line():
 BYTES = np.arange(84, dtype=np.uint8).reshape(12, 7)
 
 
+def test_replace_gives_a_task_and_its_data_another_number():
+    task = toy_tasks(1)[0]
+    moved = replace(task, index=3)
+    assert [part.task for part in (moved.train, moved.valid, moved.test)] == [3, 3, 3]
+    assert moved.train.x is task.train.x
+    assert task.train.task == 0
+    mixed = replace(task.train, task=torch.zeros(len(task.train), dtype=torch.int64))
+    assert replace(task, index=3, train=mixed).train is mixed, "data of several tasks keep their numbers"
+
+
 def test_bytes_and_floats_of_the_same_units_may_be_mixed():
     task = make(x=BYTES, x_test=BYTES / 255)
     torch.testing.assert_close(task.test.inputs(torch.arange(12)), torch.from_numpy(BYTES / 255).float())

@@ -20,6 +20,7 @@ from hatrack import HAT, METHODS, Method, Network, Record, Regime, Task, Trainer
 from hatrack.files import tensors
 from hatrack.methods import guarantees
 from hatrack.methods.parts.vectors import pieces
+from hatrack.networks import NETWORKS
 from hatrack.options import Option, check
 from hatrack.seeds import seeded
 from hatrack.training.saving import save
@@ -366,6 +367,38 @@ def test_saving_fails_whole(path):
 
 
 # Files and trunks that do not fit
+
+
+def test_a_file_with_an_example_that_is_not_finite_is_still_read(path):
+    """Earlier versions took such an example, on which all answers are NaN, so that another trunk answered the same."""
+    tasks = toy_tasks(1)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        Network(fresh(), [2], torch.full((2, 1, 4, 4), torch.nan))
+    method = make("hat", tasks)
+    method.learn(tasks[0], fit())
+    save(method, path)
+    kept, words = tensors.load(path)
+    tensors.save(path, {name: t * torch.nan if name in ("example", "logits.0") else t for name, t in kept.items()}, words)
+    found = hatrack.load(path, fresh())
+    assert found.net.example.isnan().all()
+    x = tasks[0].test.inputs(torch.arange(9))
+    assert torch.equal(found(x, 0), method.eval()(x, 0))
+    found.net.replace_example(x[:2])
+
+
+def test_a_method_that_was_loaded_without_a_trunk_is_saved_so_again(path):
+    tasks, mlp = toy_tasks(1), NETWORKS["mlp"]
+    method = HAT(Network(mlp((1, 4, 4), widths=(8,)), tasks=tasks))
+    method.learn(tasks[0], fit())
+    save(method, path, network=("mlp", {"widths": [8]}))
+    for step in ("added", "grown"):
+        found = hatrack.load(path)
+        found.net.add_task(2) if step == "added" else found.grow(0.5)
+        save(copy.deepcopy(found), path)
+        assert torch.equal(logits(hatrack.load(path), tasks[0]), logits(method, tasks[0]))
+    save(hatrack.load(path, mlp((1, 4, 4), widths=(8,))), path)  # this trunk may be any code
+    with pytest.raises(ValueError, match="how its trunk is built"):
+        hatrack.load(path)
 
 
 @pytest.mark.parametrize(
