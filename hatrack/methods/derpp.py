@@ -84,7 +84,7 @@ class DERpp(Method):
         filled = self.memory.used.any()
         dark, labelled = self.draw(batch, filled), self.draw(batch, filled)
         drift = self.drift(self(dark.x, dark.task), dark)
-        replayed = F.cross_entropy(self(labelled.x, labelled.task), labelled.y, label_smoothing=batch.target.smoothing)
+        replayed = batch._replace(y=labelled.y, task=labelled.task).loss(self(labelled.x, labelled.task))
         loss = batch.loss(logits) + filled * (self.alpha * drift + self.beta * replayed)
         return loss, logits.detach()
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
@@ -17,6 +16,7 @@ from hatrack.methods.parts.memory import Memory, Reservoir, Ring, grow_with, mix
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.tasks.split import Batch
+from hatrack.tasks.targets import cross_entropies
 from hatrack.tasks.task import Task
 
 
@@ -88,8 +88,7 @@ class ER(Method):
         x = torch.where(filled, x, batch.x[repeated])
         batch_task = batch.task if isinstance(batch.task, Tensor) else torch.full_like(batch.y, batch.task)
         logits = self(torch.cat([batch.x, x]), torch.cat([batch_task, task]))
-        smoothing = batch.target.smoothing
-        losses = F.cross_entropy(logits, torch.cat([batch.y, y]), reduction="none", label_smoothing=smoothing)
+        losses = cross_entropies(logits, torch.cat([batch.y, y]), batch.target.smoothing)
         weight = torch.cat([torch.ones_like(batch.y), filled.to(y.dtype).expand_as(y)])
         return (losses * weight).sum() / weight.sum()
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hatrack.tasks.stream import Stream, join_streams
-from hatrack.tasks.targets import CLASSES, Target
+from hatrack.tasks.targets import CLASSES, Target, cross_entropies
 from hatrack.tasks.transform import Transform, scaled
 
 TaskId = int | Tensor  # one task, or one per example
@@ -64,6 +64,8 @@ class Batch(NamedTuple):
 
     def loss(self, outputs: Tensor) -> Tensor:
         """Return the mean loss of outputs on this batch, a 0-d tensor: the cross-entropy, or what the task asks for."""
+        if isinstance(self.task, Tensor) and self.target.smoothing:  # tasks may have other numbers of classes
+            return cross_entropies(outputs, self.y, self.target.smoothing).mean()
         return self.target.loss(outputs, self.y)
 
 

@@ -20,6 +20,21 @@ Able = Literal["any", "classes", "plain"]  # what a method can learn: anything, 
 Compare = Callable[[Tensor, Tensor], Tensor]  # outputs and targets to one number, or to one per example
 
 
+def cross_entropies(outputs: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Return the cross-entropy of every example (batch,), also of examples of different tasks.
+
+    Args:
+        outputs: (batch, classes); of a class that the task of an example does not have, the lowest number of the type.
+        y: (batch,), the labels.
+        smoothing: the share of a label that is spread over the classes of its task.
+    """
+    if not smoothing:
+        return F.cross_entropy(outputs, y, reduction="none")
+    logs, own = outputs.log_softmax(1), outputs > torch.finfo(outputs.dtype).min
+    spread = torch.where(own, logs, 0).sum(1) / own.sum(1)
+    return -(1 - smoothing) * logs.gather(1, y[:, None])[:, 0] - smoothing * spread
+
+
 @dataclass(frozen=True, eq=False)
 class Target:
     """A target: one class of several per example. The others are subclasses.
