@@ -1,9 +1,9 @@
 """EWC's step with one summed spring per weight or one per task, and the Fisher against an epoch: python -m speed.penalty
 
 Springs to K tasks are measured for K = 1, 2, 5, 10, 20, as 002 asks: the sum over the tasks written out (naive), and the one
-spring that it equals (summed, what this library does). All take turns in one run, beside the step of plain SGD. The naive
-sum keeps two vectors per task: 2.2 GB with 20 tasks on 002's network. `--out docs/results/timings/NAME.json` writes the
-numbers for the page of ewc-cnn (`make results`).
+spring that it equals (summed, what this library does). All take turns in one run, beside a step without a penalty and one
+with L2 regularization of the same weights, the most common one. The naive sum keeps two vectors per task: 2.2 GB with 20
+tasks on 002's network. `--out docs/results/timings/NAME.json` writes the numbers for the page of ewc-cnn (`make results`).
 """
 
 import argparse
@@ -22,6 +22,7 @@ from hatrack.engine.recorded import own_stream
 from hatrack.methods.parts.fisher import fisher_diagonal
 from hatrack.methods.parts.vectors import values
 from hatrack.seeds import seeded
+from hatrack.tasks.split import Batch
 from speed.clock import Row, Turn, in_turns, timed
 
 ANCHORS = (1, 2, 5, 10, 20)
@@ -45,6 +46,13 @@ class NaiveEWC(EWC):
         now = values(self.net.shared_parameters())
         each = [fisher @ (now - anchor).square() for fisher, anchor in self.springs]
         return self.strength / 2 * torch.stack(each).sum()
+
+
+class L2(Method):
+    """A penalty on the squares of all weights, in the loss as Keras has it."""
+
+    def loss(self, batch: Batch) -> Tensor:
+        return super().loss(batch) + 0.0001 * values(self.net.shared_parameters()).square().sum()
 
 
 def noise(images: int, device: torch.device) -> Task:
@@ -95,6 +103,7 @@ def penalties(network: Build, anchors: Sequence[int], task: Task, rounds: int, c
         springs = [torch.rand(size, generator=draw).to(task.train.y.device) for _ in range(many)]
         turns = {
             "sgd": steps(prepare(Method, network, task), task, count),
+            "l2": steps(prepare(L2, network, task), task, count),
             "summed": steps(prepare(EWC, network, task, springs, limit=0.0), task, count),
             "naive": steps(prepare(NaiveEWC, network, task, springs, limit=0.0), task, count),
         }
@@ -147,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, one thread ({platform.machine()})"
     few, many = (noise(images, device) for images in (2 * BATCH, 4 * BATCH if words.quick else 2048))
     print(f"{name}, batch {BATCH}, {where}, torch {torch.__version__}: medians of {rounds} turns")
-    print("milliseconds per step\n tasks        sgd     summed      naive   naive / summed")
+    print("milliseconds per step\n tasks        sgd         l2     summed      naive   naive / summed")
     found: dict[str, Any] = {
         "network": name,
         "batch": BATCH,

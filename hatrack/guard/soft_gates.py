@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hatrack.methods.hat import HAT
 from hatrack.methods.parts.annealing import compensation, slope_times, without_denormals
-from hatrack.methods.parts.masked_weights import times_slope
+from hatrack.methods.parts.masked_weights import soft_gates, times_slope
 from hatrack.methods.pmask import PMASK
 from hatrack.tracing.folded import LastPass
 
@@ -54,6 +54,6 @@ def _gradient_by_weights(method: PMASK, grad: Tensor, s: Tensor) -> Tensor:
     size = CHUNK if e.device.type == "cpu" else max(1, len(e))
     parts = (torch.split(vector, size) for vector in (grad, method.price, e))
     for part, price, own in zip(*parts, strict=True):
-        a = (s * own).clamp_(-50, 50).sigmoid_()
+        a = soft_gates(own, s)
         part.add_(times_slope(price * (method.smax * method.c), torch.sigmoid(own), a))
     return grad

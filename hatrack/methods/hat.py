@@ -19,8 +19,10 @@ from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
 from hatrack.methods.parts.annealing import (
     LIMIT,
+    MASKS,
     Anneal,
     AnnealedGates,
+    Masks,
     SlopeOption,
     ValidationOption,
     exact_sigmoid,
@@ -37,7 +39,7 @@ from hatrack.methods.parts.candidates import (
 )
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.partial_freeze import PartialFreeze
-from hatrack.methods.parts.releasing import FreeOption, InitialValues, renew
+from hatrack.methods.parts.releasing import FreeOption, InitialValues, check_free, renew
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.parts.unit_weights import shared_weights, used_weights, weight_shares
 from hatrack.methods.parts.usage import layer_usage, warn_if_full, warn_of_trunk
@@ -86,9 +88,7 @@ class HAT(Method):
         *,
         smax: Annotated[float, Option("hardness of the gates at the end of an epoch", low=1)] = 400.0,
         c: Annotated[float, Option("weight of the capacity term: larger uses fewer units per task", low=0)] = 0.75,
-        masks: Annotated[
-            Literal["binary", "soft"], Option("gates of finished tasks: exactly 0 or 1, or the paper's sigmoid at smax")
-        ] = "binary",
+        masks: Annotated[Masks, Option(MASKS)] = "binary",
         protect: Annotated[
             Literal["paper", "exact"],
             Option("freeze the weights between used units, or only those whose two units one task uses together"),
@@ -120,8 +120,7 @@ class HAT(Method):
         super().__init__(net)
         self.options = check(HAT, locals())
         room = check_options(net, reuse, room, norms=norms, masks=masks)
-        if free == "initial" and masks == "soft":
-            raise ValueError("free='initial' needs masks='binary': with soft gates finished tasks use all weights a little")
+        check_free(free, masks)
         self.stored_images = stored_images(probes, net.example)
         self.smax, self.c, self.kind, self.protect = smax, c, masks, protect
         self.anneal, self.embedding, self.gate_rate, self.validation = anneal, embedding, gate_lr, validation
@@ -160,8 +159,8 @@ class HAT(Method):
         device = self.net.example.device
         self.units.to(device)
         self.used, self.price = self.used.to(device), self.price.to(device)
-        for freeze in self.frozen_weights():
-            freeze.to(device)
+        for partial in self.freezes:
+            partial.to(device)
         return self
 
     def on_new_tasks(self) -> None:
@@ -368,8 +367,7 @@ class HAT(Method):
             erase: also give new values to all weights that no remaining task uses: the initial ones if the option `free` or
                 `reuse` keeps them. A warning names what may hold traces of the task; docs/releasing.md has the rules.
         """
-        drift = "gates are soft" if self.kind == "soft" else "tasks share their norms"
-        with releasing(self, task, [name for name, n in self.units.held_elements().items() if n], drift, erase=erase):
+        with releasing(self, task, [name for name, n in self.units.held_elements().items() if n], erase=erase):
             self.gates[task] = 0
             self.embeddings[task].copy_(self._initial_embedding(task))
 

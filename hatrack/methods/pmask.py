@@ -1,7 +1,8 @@
 """PMASK: Continual Learning with Hard Attention Parameter Masking (Raskoti, Ghimire; 003, the year and a link are not known)
 
 HAT with a gate per weight instead of per unit. The paper leaves much open (docs/methods/pmask.md lists it); what it does not
-specify is as in HAT (https://arxiv.org/abs/1801.01423). Gates of finished tasks are binary and stored as bits.
+specify is as in HAT (https://arxiv.org/abs/1801.01423). Gates of finished tasks are binary and stored as bits; those of the
+paper need not be (`masks="soft"`).
 """
 
 from collections.abc import Callable, Mapping
@@ -15,17 +16,32 @@ from hatrack.methods.growth.grow import try_growth
 from hatrack.methods.growth.growth import GrowBelowOption, GrowByOption, GrowOption, Growth, grown_initial
 from hatrack.methods.growth.wider import Wider
 from hatrack.methods.method import Method
-from hatrack.methods.parts.annealing import LIMIT, Anneal, ValidationOption, hardness, initial_embedding
-from hatrack.methods.parts.bits import pack, unpack
+from hatrack.methods.parts.annealing import (
+    LIMIT,
+    MASKS,
+    Anneal,
+    Masks,
+    ValidationOption,
+    hardness,
+    initial_embedding,
+)
 from hatrack.methods.parts.candidates import ReuseOption, RoomOption, check_options, weight_candidates
 from hatrack.methods.parts.divisors import divisors
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.masked_weights import Masked
-from hatrack.methods.parts.releasing import FreeOption, InitialValues, renew
+from hatrack.methods.parts.partial_freeze import PartialFreeze
+from hatrack.methods.parts.releasing import FreeOption, InitialValues, check_free, renew
 from hatrack.methods.parts.task_norms import TaskNorms
 from hatrack.methods.parts.usage import warn_if_full
-from hatrack.methods.parts.used_tensors import used_of_network
 from hatrack.methods.parts.vectors import pieces
+from hatrack.methods.parts.weight_gates import (
+    FinalGates,
+    gated_names,
+    gates_by_name,
+    unpacked_masks,
+    used_weights,
+    widened_masks,
+)
 from hatrack.methods.release import releasing
 from hatrack.methods.serving import ServedNetwork, ServedTask
 from hatrack.methods.stored_images import ProbesOption, stored_images
@@ -61,7 +77,7 @@ class PMASK(Method):
     transient: ClassVar[tuple[str, ...]] = ("embeddings",)
     keeps: ClassVar = {"packed_masks": "masks", "embeddings": "masks"}
 
-    packed_masks: Tensor  # (tasks, bytes): a bit per task and weight
+    packed_masks: Tensor  # (tasks, bytes): a bit per task and weight; soft ones are (tasks, weights), a number for each
     done: Tensor  # (tasks,): whether a task is finished
     embeddings: nn.Parameter | None  # (weights,), of the task being learned
 
@@ -71,6 +87,7 @@ class PMASK(Method):
         *,
         smax: Annotated[float, Option("hardness of the gates at the end of an epoch", low=1)] = 400.0,
         c: Annotated[float, Option("weight of the capacity term: larger uses fewer weights per task", low=0)] = 0.75,
+        masks: Annotated[Masks, Option(MASKS, added=True)] = "binary",
         anneal: Annotated[
             Anneal, Option("reach smax in the last batch, or a little less as in HAT's authors' code")
         ] = "paper",
@@ -95,20 +112,21 @@ class PMASK(Method):
     ) -> None:
         super().__init__(net)
         self.options = check(PMASK, locals())
-        room = check_options(net, reuse, room, norms=norms)
+        room = check_options(net, reuse, room, norms=norms, masks=masks)
+        check_free(free, masks)
         self.stored_images = stored_images(probes, net.example)
-        self.smax, self.c, self.anneal, self.embedding, self.gate_lr = smax, c, anneal, embedding, gate_lr
-        self.validation = validation
+        self.smax, self.c, self.kind, self.form, self.validation = smax, c, masks, FinalGates(masks, smax), validation
+        self.anneal, self.embedding, self.gate_lr = anneal, embedding, gate_lr
         self.norms = TaskNorms(net, shared=norms == "shared", more=divisors(net))  # no gate may make a divisor 0
         self._count_weights()
         named = dict(zip(self.names, self.weights(), strict=True))
         self.initial = InitialValues(named) if free == "initial" or room else None
         self.candidates = weight_candidates(named, net.seed, room).to(net.example.device) if room else None
-        self.register_buffer("packed_masks", torch.zeros(0, -(-self.count // 8), dtype=torch.uint8))
+        self.register_buffer("packed_masks", self.form.store(torch.zeros(self.count))[None][:0])
         self.register_buffer("done", torch.zeros(0, dtype=torch.bool))
         self.register_parameter("embeddings", None)  # it and the next four are set by `learn_task`
         self.learning = 0  # the task being learned
-        self.freezes: list[Freeze] = []
+        self.freezes: list[PartialFreeze] = []
         self.own: list[Tensor] = []  # with candidates: which weights are the task's own
         self.price = torch.zeros(0)  # (weights,): the share of each weight in the capacity term, 0 if it is used already
         self.growth = Growth()
@@ -117,20 +135,11 @@ class PMASK(Method):
 
     def _count_weights(self) -> None:
         """Find the parameters that have gates, and count their weights."""
-        self.names = self._names_of_gated()
+        self.names = gated_names(self.net, self.norms)
         weights = self.weights()
         self.count = sum(w.numel() for w in weights)
         # The capacity term divides by the number of weights, HAT's by that of units. This factor makes up for it.
         self.per_unit = self.count / max(1, sum(len(w) for w in weights if w.dim() > 1))
-
-    def _names_of_gated(self) -> list[str]:
-        """Return the names of the parameters that have gates: of the trunk without its norms, and of a shared head."""
-        norms = {f"trunk.{name}" for name in self.norms.names}
-        parts = ("trunk.", "heads.") if self.net.shared else ("trunk.",)
-        trained = [name for name, p in self.net.named_parameters() if p.requires_grad and name.startswith(parts)]
-        if not set(trained) - norms:
-            raise ValueError("pmask has no weights to mask: every part of the trunk is frozen")
-        return [name for name in trained if name not in norms]
 
     def weights(self) -> list[nn.Parameter]:
         """Return the parameters that have gates."""
@@ -141,8 +150,8 @@ class PMASK(Method):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = self.net.example.device
         self.price = self.price.to(device)
-        for freeze in self.freezes:
-            freeze.to(device)
+        for partial in self.freezes:
+            partial.to(device)
         return self
 
     def on_new_tasks(self) -> None:
@@ -150,31 +159,33 @@ class PMASK(Method):
         self.norms.grow(len(self.net.classes))
         device = self.net.example.device
         for task in range(len(self.done), len(self.net.classes)):
-            self.packed_masks = torch.cat([self.packed_masks.to(device), pack(self._initial_embeddings(task) > 0)[None]])
+            self.packed_masks = torch.cat([self.packed_masks.to(device), self.form.store(self.initial_gates(task))[None]])
             self.done = torch.cat([self.done.to(device), self.done.new_zeros(1, device=device)])
 
     def _initial_embeddings(self, task: int) -> Tensor:
         """Return the embeddings (weights,) with which a task starts."""
         return initial_embedding(self.count, self.embedding, self.net, task, self.candidates)
 
+    def initial_gates(self, task: int) -> Tensor:
+        """Return the final gates (weights,) of the embeddings with which a task starts."""
+        return self.form.of(self._initial_embeddings(task))
+
     # Forward
 
     def final_gates(self, task: int) -> Tensor:
-        """Return which weights (weights,) a finished task uses, or a task would use if it were finished now."""
+        """Return the gates (weights,) of a finished task, or those that a task would have if it were finished now."""
         if self.embeddings is not None and task == self.learning:
-            return self.embeddings > 0
-        return unpack(self.packed_masks[task], self.count)
+            return self.form.of(self.embeddings)
+        return self.form.read(self.packed_masks[task], self.count)
 
     def forward(self, x: Tensor, task: TaskId) -> Tensor:
         if isinstance(task, Tensor):
             return grouped(self, x, task)
         if (old := self.growth_of(task)) is not None:  # the task was learned before the trunk was widened
-            return self.net.head(
-                old.run(self.net, x, self._of_trunk(self._exchanged(task, self._gated_weights(task)))), task
-            )
-        return self.run(x, task, self._gated_weights(task))
+            return self.net.head(old.run(self.net, x, self._of_trunk(self._exchanged(task, self.gated_weights(task)))), task)
+        return self.run(x, task, self.gated_weights(task))
 
-    def _gated_weights(self, task: int) -> list[Tensor]:
+    def gated_weights(self, task: int) -> list[Tensor]:
         """Return the weights as a task uses them: 0 where its gates are closed, at the width that it was learned at."""
         weights: list[Tensor] = [*self.weights()]
         gates = [*pieces(self.final_gates(task), weights)]
@@ -182,7 +193,7 @@ class PMASK(Method):
             own, names = old.tensors(self.net.trunk), [name.removeprefix("trunk.") for name in self.names]
             weights = [own[name] for name in names]
             gates = [old.places.narrow(name, gate) for name, gate in zip(names, gates, strict=True)]
-        return [torch.where(gate, w, 0) for gate, w in zip(gates, weights, strict=True)]
+        return [self.form.times(gate, w) for gate, w in zip(gates, weights, strict=True)]
 
     def _of_trunk(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors by their names in the trunk."""
@@ -199,9 +210,9 @@ class PMASK(Method):
 
     def served(self, task: int) -> ServedTask:
         if (old := self.growth_of(task)) is not None:
-            trunk = old.filled(self.net, self._of_trunk(self._exchanged(task, self._gated_weights(task))))
+            trunk = old.filled(self.net, self._of_trunk(self._exchanged(task, self.gated_weights(task))))
             return ServedNetwork(self.net, task, {}, trunk=trunk)
-        return ServedNetwork(self.net, task, self._exchanged(task, self._gated_weights(task)))
+        return ServedNetwork(self.net, task, self._exchanged(task, self.gated_weights(task)))
 
     # Learning
 
@@ -229,7 +240,7 @@ class PMASK(Method):
 
     def finish_task(self, task: int) -> None:
         """Store the gates that a task has now as its final ones."""
-        self.packed_masks[task] = pack(self.final_gates(task))
+        self.packed_masks[task] = self.form.store(self.final_gates(task))
         self.done[task] = True
         self.renew_free_weights()
 
@@ -238,32 +249,29 @@ class PMASK(Method):
         """The learning rate of the embeddings."""
         return self.gate_lr * self.per_unit
 
+    def used(self) -> Tensor:
+        """Return which weights (weights,) any finished task uses; of soft gates the largest of all finished tasks."""
+        return self.form.largest(self.packed_masks[self.done], self.count)
+
     def frozen_weights(self) -> list[Freeze]:
         """Return what is frozen while a task is learned, by parameter."""
-        return self.freezes
+        return [partial.freeze for partial in self.freezes]
 
     def end_learning(self) -> None:
         self.embeddings, self.freezes, self.own = None, [], []
 
-    def used(self) -> Tensor:
-        """Return which weights (weights,) any finished task uses."""
-        used = self.packed_masks.new_zeros(self.packed_masks.shape[1])
-        for row in self.packed_masks[self.done]:
-            used |= row
-        return unpack(used, self.count)
-
     def _freeze_used_weights(self, task: int) -> None:
-        """Freeze the weights that finished tasks use, or all but the candidates of the task if there are such; in the
-        capacity term only the others count."""
+        """Freeze the weights that finished tasks use (as far as they do if gates are soft), or all but the candidates of the
+        task if there are such; in the capacity term only what is free counts."""
         used, weights = self.used(), self.weights()
         if self.candidates is not None:
             used = ~self.candidates.of(task)
             self.own = pieces(~used, weights)
-        free = (~used).float()
-        self.price = free / free.sum().clamp(min=1)
+        free = 1 - used.float()
+        self.price = free / free.sum().clamp(min=1e-6)
+        given: dict[str, bool] = {"soft": self.kind == "soft", "empty": not used.any()}
         parts = zip(weights, pieces(used, weights), strict=True)
-        empty = not used.any()
-        self.freezes = [Freeze(weight, part, empty=empty) for weight, part in parts]
+        self.freezes = [PartialFreeze(weight, share, **given) for weight, share in parts]
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of the task with annealed gates, plus c times the capacity term."""
@@ -287,13 +295,13 @@ class PMASK(Method):
         return self.c * float(torch.dot(self.final_gates(task).float(), self.price)) if self.validation == "total" else 0.0
 
     def edit_grads(self, batch: Batch, aux: Any) -> None:
-        for freeze in self.freezes:
-            freeze.mask_grad()
+        for partial in self.freezes:
+            partial.mask_grad()
 
     def constrain(self) -> None:
         """Restore the bits of frozen weights and clamp the embeddings."""
-        for freeze in self.freezes:
-            freeze.restore(finite=False)  # closed gates select by `where`, so that no infinity passes
+        for partial in self.freezes:
+            partial.restore(finite=self.kind == "soft")  # binary gates select by `where`, so that no infinity passes
         self.clamp_gates()
 
     def clamp_gates(self) -> None:
@@ -311,27 +319,20 @@ class PMASK(Method):
     # Inspecting and releasing
 
     def used_by(self, task: int) -> dict[str, Tensor]:
-        """Return its weights, gates, norms and head. Norms that tasks share guarantee nothing."""
-        if self.norms.shared and self.norms.names:
+        """Return its weights, gates, norms and head. Soft gates and shared norms guarantee nothing."""
+        if self.kind == "soft" or (self.norms.shared and self.norms.names):
             return {}
-        own = {f"trunk.{name}": tensor for name, tensor in self.norms.of(task).items()}
-        own |= dict(zip(self.names, self._gated_weights(task), strict=True))
-        if (old := self.growth_of(task)) is None:
-            return {**used_of_network(self.net, task, own), "gates": self.packed_masks[task]}
-        named = zip(self.names, pieces(self.final_gates(task), self.weights()), strict=True)
-        gates = [old.places.narrow(name.removeprefix("trunk."), gate).flatten() for name, gate in named]
-        return {**used_of_network(self.net, task, own, old.tensors(self.net.trunk)), "gates": pack(torch.cat(gates))}
+        return used_weights(self, task)
 
     def weight_masks(self, task: int) -> dict[str, Tensor]:
-        """Return which weights a task uses, by name: bools in the shape of the parameter."""
+        """Return which weights a task uses, also if its masks are soft, by name: bools in the shape of the parameter."""
         self.net.check_task_id(task)
-        named = zip(self.names, pieces(self.final_gates(task), self.weights()), strict=True)
-        return {name.removeprefix("trunk."): gate for name, gate in named}
+        return gates_by_name(self, self.final_gates(task) > 0.5)
 
     def usage(self) -> dict[str, float]:
         """Return the share of the weights of every layer that finished tasks use, without biases."""
-        named = zip(self.names, pieces(self.used().float(), self.weights()), strict=True)
-        return {name.removeprefix("trunk."): part.mean().item() for name, part in named if part.dim() > 1}
+        used = gates_by_name(self, (self.used() > 0.5).float())
+        return {name: part.mean().item() for name, part in used.items() if part.dim() > 1}
 
     @torch.no_grad()
     def release(self, task: int, *, erase: bool = False) -> None:
@@ -342,14 +343,14 @@ class PMASK(Method):
             erase: also give new values to all weights that no remaining task uses: the initial ones if the option `free` or
                 `reuse` keeps them. A warning names what may hold traces of the task; docs/releasing.md has the rules.
         """
-        with releasing(self, task, [], "tasks share their norms", erase=erase):
-            self.packed_masks[task] = pack(self._initial_embeddings(task) > 0)
+        with releasing(self, task, [], erase=erase):
+            self.packed_masks[task] = self.form.store(self.initial_gates(task))
 
     def renew_free_weights(self, *, erase: bool = False) -> None:
         """Return weights that no finished task uses to their initial values, if these are kept; to erase, draw others."""
         if self.initial is not None or erase:
             weights = self.weights()
-            used = dict(zip(self.names, pieces(self.used(), weights), strict=True))
+            used = dict(zip(self.names, pieces(self.used() > 0, weights), strict=True))
             renew(dict(zip(self.names, weights, strict=True)), used, self.initial, self.net.seed)
 
     # Growing
@@ -360,15 +361,8 @@ class PMASK(Method):
 
     def on_growth(self, wider: Wider) -> None:
         """Make norms and masks of the wider trunk. Finished tasks use none of its new weights."""
-        assert self.growth is not None
-        names, before = [name.removeprefix("trunk.") for name in self.names], self.growth.all()[-1][0].tree
-        masks = [pieces(unpack(row, self.count), [before.get_parameter(n) for n in names]) for row in self.packed_masks]
+        masks = unpacked_masks(self)
         self.norms = TaskNorms(self.net, shared=self.norms.shared, more=divisors(self.net))
         self._count_weights()
         self.initial = grown_initial(self.initial, dict(zip(self.names, self.weights(), strict=True)), wider.places)
-        rows = [self._initial_embeddings(task) > 0 for task in range(len(masks))]
-        for task in self.done.nonzero().flatten().tolist():
-            rows[task] = torch.zeros_like(rows[task])
-            for name, wide, mask in zip(names, pieces(rows[task], self.weights()), masks[task], strict=True):
-                wider.places.put(name, wide, mask)
-        self.packed_masks = torch.stack([pack(row) for row in rows]) if rows else pack(torch.zeros(self.count))[None][:0]
+        self.packed_masks = widened_masks(self, masks, wider)

@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def releasing(method: "HAT | PMASK", task: int, held: Sequence[str], drift: str, *, erase: bool) -> Iterator[None]:
+def releasing(method: "HAT | PMASK", task: int, held: Sequence[str], *, erase: bool) -> Iterator[None]:
     """Forget a task, whose masks the block resets, and free what only it uses.
 
     Args:
         method: the method.
         task: the number of the task.
         held: the parameters that the first task trains and that no other task can change.
-        drift: why the method guarantees nothing, if it does not.
         erase: also give new values to all weights that no remaining task uses, and warn of what may hold traces.
     """
     method.net.check_task_id(task)
     method.make_room()
     if erase and method.candidates is None:
+        drift = "gates are soft" if method.kind == "soft" else "tasks share their norms"
         warn_of_traces(method, task, held, "" if method.used_by(task) else drift)
     elif erase:
         warn_of_example(method, task)

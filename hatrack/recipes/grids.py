@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from hatrack.experiments.metrics import Matrix
 from hatrack.inspection.flatness import CORRELATIONS, correlations
 from hatrack.recipes.quantities import Quantity
 from hatrack.recipes.recipe import Grid, Published
@@ -106,6 +107,38 @@ def compared(
             (name, cell(measure, None if ours is None else MeanStd(ours, None, 1)), p) for name, ours, p in lines(results)
         ]
         return Grid(title, ["", "published", "ours"], [[n, format_number(measure, p.mean), ours] for n, ours, p in found])
+
+    return grid
+
+
+def learning_gaps(results: Results, first: str, second: str) -> Matrix:
+    """Return by how much more accurate one row is than another on every task immediately after it was learned: a line per
+    seed that both have, (seeds, tasks)."""
+    found, others = results.by_seed[first], results.by_seed[second]
+    own = {
+        seed: [np.diag(np.array(records[seed].accuracy)) for records in (found, others)] for seed in found.keys() & others
+    }
+    return np.array([a - b for _, (a, b) in sorted(own.items())])
+
+
+def difference_by_task(title: str, pairs: list[tuple[str, str, str]]) -> Callable[[Results], Grid | None]:
+    """Return a table of the differences between two rows on every task immediately after it was learned, in points.
+
+    Args:
+        title: of the table.
+        pairs: a name, and the labels of the row that is subtracted from, and of the other.
+    """
+
+    def grid(results: Results) -> Grid | None:
+        found = {name: gaps for name, a, b in pairs if len(gaps := learning_gaps(results, a, b))}
+        if not found:
+            return None
+        tasks = max(gaps.shape[1] for gaps in found.values())
+        rows = [
+            [name, str(len(gaps)), *(cell(PERCENT, mean_std(list(column))) for column in (*gaps.T, gaps.mean(1)))]
+            for name, gaps in found.items()
+        ]
+        return Grid(title, ["", "n", *(f"task {t + 1}" for t in range(tasks)), "mean"], rows)
 
     return grid
 

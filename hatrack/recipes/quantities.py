@@ -85,6 +85,28 @@ def size_in_use() -> Quantity:
     return Quantity(SIZE, lambda record, _: size(record))
 
 
+def accuracy_range() -> Quantity:
+    """Return how far apart the accuracies on the tasks are at the end."""
+    measure = Measure("range", "Range of accuracies", "%", "The highest accuracy on a task at the end, less the lowest.")
+    return Quantity(measure, lambda record, _: float(np.ptp(np.array(record.accuracy[-1], dtype=float))))
+
+
+def fluctuation() -> Quantity:
+    """Return by how much the accuracy on an earlier task goes up and down from epoch to epoch; NaN if it was not watched."""
+    meaning = "How far the accuracy on an earlier task moves per epoch of a later one, beyond its change in all of it."
+    measure = Measure("fluctuation", "Fluctuation on earlier tasks", "%", meaning)
+
+    def value(record: Record, _: References) -> float:
+        found: list[float] = []
+        for curve in record.curves:
+            steps = np.diff(np.array(curve.watched or [[]], dtype=float)[:, : curve.task], axis=0)
+            if steps.size:
+                found += ((np.abs(steps).sum(0) - np.abs(steps.sum(0))) / len(steps)).tolist()
+        return float(np.mean(found)) if found else math.nan
+
+    return Quantity(measure, value)
+
+
 def lowest_accuracy() -> Quantity:
     """Return the lowest accuracy on a task at the end."""
     measure = Measure("lowest", "Lowest accuracy of a task", "%", "The accuracy at the end on the task that fares worst.")

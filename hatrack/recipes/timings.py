@@ -4,28 +4,36 @@ These are no runs, so they have no records: the command writes a file of its own
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from matplotlib.figure import Figure
 
 from hatrack.files.atomic import read_bytes
 from hatrack.recipes.recipe import Claim, Grid, Part, Plot
 from hatrack.reporting.drawing import MUTED, PALETTE, TEXT
+from hatrack.reporting.measures import MISSING
+
+if TYPE_CHECKING:
+    from hatrack.recipes.results import Results
 
 TIMINGS = "timings"  # the folder of these files within that of the pages
 EPOCHS = 30  # of a task in 002
-SMALL, FLAT = 0.1, 1.25  # what is overshadowed; up to which factor a time does not grow
+SMALL, FLAT = 0.1, 1.25  # what is overshadowed; up to which factor a time does not grow, or is not noticeably longer
+OWN = 5  # tasks that the report learns
 GROWTH = (1.6, 2.4)  # of what is proportional to the number of tasks, when that doubles
 
 
 class StepTimes(NamedTuple):
-    """Seconds of a step after so many tasks: without a penalty, with one spring per weight, with one per task."""
+    """Seconds of a step after so many tasks: without a penalty, with L2 (NaN in older files), with one spring per
+    weight, with one per task."""
 
     tasks: int
     plain: float
+    l2: float
     summed: float
     naive: float
 
@@ -53,7 +61,8 @@ class PenaltyTimes:
         """Read what the command writes."""
         network, batch, device, version = (found[name] for name in ("network", "batch", "device", "torch"))
         where = f"{network}, batch {batch}, {device}, torch {version}"
-        steps = tuple(StepTimes(int(s["tasks"]), *(float(s[n]) for n in ("sgd", "summed", "naive"))) for s in found["steps"])
+        names = ("sgd", "l2", "summed", "naive")
+        steps = tuple(StepTimes(int(s["tasks"]), *(float({"l2": math.nan, **s}[n]) for n in names)) for s in found["steps"])
         fisher = found["fisher"]
         return cls(where, steps, int(fisher["images"]), float(fisher["fisher"]), float(fisher["epoch"]))
 
@@ -86,16 +95,19 @@ def step_times(timings: Timings) -> Grid | None:
         [
             found.where,
             str(step.tasks),
-            *(f"{1e3 * seconds:,.{0 if seconds >= 0.1 else 2}f}" for seconds in step[1:]),
-            f"{step.summed / step.plain:.2f}",
-            f"{step.naive / step.summed:.2f}",
+            *(_number(1e3 * seconds, 0 if seconds >= 0.1 else 2) for seconds in step[1:]),
+            *(_number(r, 2) for r in (step.summed / step.plain, step.summed / step.l2, step.naive / step.summed)),
         ]
         for found in timings.values()
         for step in found.steps
     ]
-    heads = ["measured on", "earlier tasks", "no penalty", "one spring per weight", "one per task"]
-    heads += ["one spring / none", "one per task / one spring"]
+    heads = ["measured on", "earlier tasks", "no penalty", "L2", "one spring per weight", "one per task"]
+    heads += ["one spring / none", "one spring / L2", "one per task / one spring"]
     return Grid("Milliseconds per step (medians)", heads, rows) if rows else None
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:,.{digits}f}" if math.isfinite(value) else MISSING
 
 
 def fisher_times(timings: Timings) -> Grid | None:
@@ -120,11 +132,12 @@ def draw_step_times(timings: Timings) -> Figure | None:
     if not timings:
         return None
     found = Figure(figsize=(0.6 + 4.2 * len(timings), 3.0), layout="constrained")
-    names = {"plain": "no penalty", "summed": "one spring per weight", "naive": "one spring per task"}
+    names = {"plain": "no penalty", "l2": "L2", "summed": "one spring per weight", "naive": "one spring per task"}
     for k, times in enumerate(timings.values()):
         axes = found.add_subplot(1, len(timings), k + 1)
         tasks = [step.tasks for step in times.steps]
-        for (name, label), colour in zip(names.items(), (TEXT, *PALETTE), strict=False):
+        shown = {name: label for name, label in names.items() if math.isfinite(getattr(times.steps[0], name))}
+        for (name, label), colour in zip(shown.items(), (TEXT, *PALETTE), strict=False):
             axes.plot(tasks, [1e3 * getattr(step, name) for step in times.steps], "o-", color=colour, label=label)
         axes.set_xticks(tasks, [str(number) for number in tasks])
         axes.set_ylim(bottom=0)
@@ -134,9 +147,25 @@ def draw_step_times(timings: Timings) -> Figure | None:
     return found
 
 
+def _after(times: PenaltyTimes, tasks: int) -> StepTimes:
+    """Return the times after the most tasks that were measured, up to so many."""
+    return max((step for step in times.steps if step.tasks <= tasks), key=lambda step: step.tasks, default=times.steps[0])
+
+
 def _claim(text: str, holds: Callable[[PenaltyTimes], bool]) -> Claim:
     """Return a claim that must hold on every machine that was measured."""
     return Claim(text, lambda r: all(map(holds, r.timings.values())) if r.timings else None)
+
+
+def _no_slower(text: str, seconds: Callable[[StepTimes], float], tasks: int) -> Claim:
+    """Return the claim that a step after so many tasks, or the most before them, is not noticeably slower than with L2."""
+
+    def holds(results: "Results") -> bool | None:
+        found = [_after(times, tasks) for times in results.timings.values()]
+        known = [step for step in found if math.isfinite(step.l2)]  # older files lack it
+        return all(seconds(step) <= FLAT * step.l2 for step in known) if known else None
+
+    return Claim(text, holds)
 
 
 PART = Part(
@@ -145,11 +174,23 @@ PART = Part(
     "Seconds of a step and of the Fisher diagonal on random images, by `python -m speed.penalty --out "
     f"docs/results/{TIMINGS}/NAME.json`. The report has one quadratic term per earlier task and notes that their sum is one "
     "quadratic; its formula for that lacks a factor 2, and what is summed here is the right one. The Fisher is that of "
-    "single images. On a CPU times are processor time of one thread. A claim holds if it does on every machine: "
-    f"overshadowed means at most {100 * SMALL:g} % of the {EPOCHS} epochs of a task, proportional that the penalty takes "
-    f"{GROWTH[0]:g} to {GROWTH[1]:g} times as long after twice as many tasks, avoided that a step grows by no more than a "
-    f"factor of {FLAT:g}.",
+    "single images. L2 is a penalty on the squares of all weights, in the loss. On a CPU times are processor time of one "
+    f"thread. A claim holds if it does on every machine: not noticeably slower means that a step takes at most {FLAT:g} "
+    f"times as long, overshadowed at most {100 * SMALL:g} % of the {EPOCHS} epochs of a task, proportional that the penalty "
+    f"takes {GROWTH[0]:g} to {GROWTH[1]:g} times as long after twice as many tasks, avoided that a step grows by no more "
+    f"than a factor of {FLAT:g}.",
     claims=(
+        _no_slower(
+            "Training with EWC is not noticeably slower than with any other regularization function (here: with one spring "
+            f"per weight after {OWN} tasks than with L2).",
+            lambda step: step.summed,
+            OWN,
+        ),
+        _no_slower(
+            f"The same of the penalty as the report computes it (one term per task, after {OWN} tasks).",
+            lambda step: step.naive,
+            OWN,
+        ),
         _claim(
             "Computing the Fisher diagonal is overshadowed by the actual training.",
             lambda t: t.fisher <= SMALL * EPOCHS * t.epoch,

@@ -22,12 +22,12 @@ def captured_only(monkeypatch):
     monkeypatch.setattr(compiled, "_code_cache", {})
 
 
-def largest_difference(name, trunk, tasks):
+def largest_difference(name, trunk, tasks, **options):
     """The largest difference between the weights after eager and after captured steps, with dropout."""
     states = []
     for engine in ("eager", "compiled"):
         with seeded(0, "weights"):
-            method = METHODS[name](Network(trunk(), tasks=tasks))
+            method = METHODS[name](Network(trunk(), tasks=tasks), **options)
         fit = learn(method, tasks, Trainer(Regime(epochs=2, batch=16, lr=0.1), engine=engine))
         assert {result.engine for result in fit.fits} == {engine}
         states.append(method.state_dict())
@@ -48,6 +48,16 @@ def test_captured_steps_are_the_eager_ones(name, network, captured_only):
     tasks = toy_tasks(1, shape=(1, 8, 8))
     trunk = NETWORKS[network]
     assert largest_difference(name, lambda: trunk((1, 8, 8), **SMALL[network]), tasks) < 1e-5
+
+
+def test_captured_steps_with_soft_masks(captured_only):
+    """The second task finds a share of every weight taken."""
+    tasks = toy_tasks(2)
+
+    def trunk():
+        return NETWORKS["mlp"](tasks[0].shape, widths=(12, 12))
+
+    assert largest_difference("pmask", trunk, tasks, masks="soft", smax=25.0) < 1e-5
 
 
 class Shifted(nn.Module):

@@ -94,6 +94,7 @@ def test_an_unknown_name_is_answered_with_the_nearest():
         ({"method": "ewc"}, "no method of a guard 'ewc'; there are: hat, pmask"),
         ({"smaxx": 3.0}, "no option 'smaxx'; did you mean 'smax'"),
         ({"masks": "soft"}, "guarantees nothing"),
+        ({"method": "pmask", "masks": "soft"}, "guarantees nothing"),
         ({"probes": 3}, "stores no images"),
         ({"grow": "auto"}, "'auto': a guard does not grow"),
         ({"seed": "x"}, "seed must be a whole number"),

@@ -252,6 +252,7 @@ def test_more_tasks_than_there_is_room_for():
         ("hat", {"reuse": "never", "norms": "shared"}, "norms='task', not 'shared'"),
         ("pmask", {"reuse": "never", "norms": "shared"}, "norms='task', not 'shared'"),
         ("hat", {"reuse": "never", "masks": "soft"}, "masks='binary', not 'soft'"),
+        ("pmask", {"reuse": "never", "masks": "soft"}, "masks='binary', not 'soft'"),
         ("hat", {"reuse": "never", "room": 25}, "layer '2' has 24 units, too few for room=25"),
         ("pmask", {"reuse": "never", "room": 25}, "trunk.2.bias has 24 weights, too few for room=25"),
         ("hat", {"room": 5}, "room=5 does nothing with reuse='allowed'"),

@@ -259,11 +259,12 @@ def test_what_may_remain_is_named_in_one_line():
     assert (method.net.trunk.matrix != matrix).all()
 
 
-def test_soft_gates():
+@pytest.mark.parametrize("name", ["hat", "pmask"])
+def test_soft_gates(name):
     tasks = small_tasks()
     with pytest.raises(ValueError, match="masks='binary'"):
-        build("hat", tasks, free="initial", masks="soft")
-    method = build("hat", tasks, masks="soft")
+        build(name, tasks, free="initial", masks="soft")
+    method = build(name, tasks, masks="soft")
     method.learn(tasks[0], trainer())
     with pytest.warns(UserWarning, match="gates are soft"):
         method.release(0, erase=True)

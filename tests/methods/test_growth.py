@@ -158,7 +158,7 @@ def test_what_cannot_grow_says_so(name):
     with pytest.raises(ValueError, match="Method can't grow; hat and pmask can"):
         Method(Network(build("mlp"), tasks=tasks)).grow()
     with pytest.raises(ValueError, match="masks='soft'"):
-        make("hat", tasks, masks="soft").grow()
+        make(name, tasks, masks="soft").grow()
     with pytest.raises(ValueError, match="norms='shared'"):
         make("hat", tasks, "norms", norms="shared").grow()
     with pytest.raises(ValueError, match="heads='shared'"):

@@ -153,9 +153,10 @@ def test_sorted_data_give_images_of_all_classes_and_a_small_task_all_it_has(monk
     assert [len(method.stored_images.of(task)) for task in range(2)] == [100, 100]
 
 
-def test_soft_gates_promise_nothing_and_store_nothing():
+@pytest.mark.parametrize("name", ["hat", "pmask"])
+def test_soft_gates_promise_nothing_and_store_nothing(name):
     tasks = toy_tasks(1)
-    method = METHODS["hat"](Network(trunk(tasks), tasks=tasks), masks="soft", probes=4)
+    method = METHODS[name](Network(trunk(tasks), tasks=tasks), masks="soft", probes=4)
     learn(method, tasks)
     assert len(method.stored_images.of(0)) == 0
 

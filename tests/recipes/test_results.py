@@ -9,7 +9,18 @@ from scipy.stats import ttest_1samp
 
 from hatrack.experiments.record_parts import Routed
 from hatrack.experiments.spec import Run
-from hatrack.recipes.quantities import accuracy_on, epochs_to, largest_loss, less, lowest_accuracy, ratio, summary
+from hatrack.recipes.quantities import (
+    References,
+    accuracy_on,
+    accuracy_range,
+    epochs_to,
+    fluctuation,
+    largest_loss,
+    less,
+    lowest_accuracy,
+    ratio,
+    summary,
+)
 from hatrack.recipes.recipe import Claim, Part, Published, Row, above, below, exceeds
 from hatrack.recipes.results import Results, index, rank_correlation
 from hatrack.recipes.verdicts import order, sureness, verdict
@@ -199,8 +210,23 @@ def test_quantities_by_hand(results):
     assert less(accuracy_on(2, 2), accuracy_on(1, 2)).value(record, none) == record.accuracy[1][1] - 0.50
     assert largest_loss().value(record, none) == pytest.approx(0.50)  # of task 1 after task 2
     assert largest_loss().value(replace(record, loss=[[0.1, 0.2], [None, 0.2]]), none) == math.inf
+    assert accuracy_range().value(record, none) == pytest.approx(0.80 - 0.50)
     assert epochs_to(0.7, 2).value(record, none) == 2
     assert math.isnan(epochs_to(0.8, 2).value(record, none))
+
+
+def test_fluctuation_by_hand():
+    """While task 2 is learned, task 1 goes from 0.9 to 0.5 and back to 0.7: 0.6 in all, 0.4 more than the change, in two
+    epochs. What happens to task 2 itself and to later ones does not count, nor does a steady decline."""
+    record, none = make("sgd", 0), References(None, None)
+    assert math.isnan(fluctuation().value(record, none)), "it was not watched"
+
+    def watched(*epochs):
+        return replace(record, curves=[replace(record.curves[0], watched=[[0.1, 0.2], [0.9, 0.1]]),
+                                       replace(record.curves[1], watched=[list(epoch) for epoch in epochs])])  # fmt: skip
+
+    assert fluctuation().value(watched((0.9, 0.1), (0.5, 0.8), (0.7, 0.2)), none) == pytest.approx(0.4 / 2)
+    assert fluctuation().value(watched((0.9, 0.1), (0.7, 0.8), (0.5, 0.2)), none) == pytest.approx(0)
 
 
 @pytest.mark.parametrize(

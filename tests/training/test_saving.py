@@ -130,6 +130,7 @@ tensors.save(Path({str(out)!r}), {{"logits": torch.cat([logits(method, task) for
         ("hat", {"masks": "soft", "smax": 50.0, "norms": "shared", "leave": "1"}),
         ("hat", {"protect": "exact", "c": 0.1}),
         ("pmask", {"embedding": "uniform", "c": 2.0}),
+        ("pmask", {"masks": "soft", "smax": 50.0}),
         ("packnet", {"biases": "task", "norms": "shared"}),
         ("packnet", {"biases": "task", "prune": 0.5}),
         ("stable-sgd", {"stable": ("lr", "batch")}),

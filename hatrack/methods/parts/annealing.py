@@ -14,8 +14,10 @@ from hatrack.tasks.split import Batch
 
 Anneal = Literal["paper", "authors"]
 Slope = Literal["rounded", "exact"]
+Masks = Literal["binary", "soft"]
 LIMIT = 6.0  # embeddings stay within the active range of a sigmoid
 SMALLEST = 1e-12  # of gates that are applied: see `without_denormals`
+MASKS = "gates of finished tasks: exactly 0 or 1, or the paper's sigmoid at smax"
 ValidationOption = Annotated[
     Literal["loss", "total"],
     Option(

@@ -18,6 +18,11 @@ def _in_one(a: Tensor, tensors: Sequence[Tensor]) -> bool:
     return a.is_cuda and not is_capturing() and all(t.dtype == a.dtype for t in tensors)
 
 
+def soft_gates(e: Tensor, s: Tensor | float) -> Tensor:
+    """Return the gates sigmoid(se) of embeddings, clamped as in HAT; smaller gates would also make a CPU slow."""
+    return (s * e).clamp_(-50, 50).sigmoid_()
+
+
 def times_slope(grad: Tensor, sigmoid: Tensor, a: Tensor) -> Tensor:
     """Multiply in place by the slope of sigmoid(e), and by 0 unless CLOSED < a < 1. Return the result."""
     aten.sigmoid_backward.grad_input(grad, sigmoid, grad_input=grad)  # times sigmoid(e) (1 - sigmoid(e))
@@ -35,7 +40,7 @@ class Masked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, e: Tensor, s: Tensor, smax: float, price: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        a = (s * e).clamp_(-50, 50).sigmoid_()  # clamped as in HAT; smaller gates would also make a CPU slow
+        a = soft_gates(e, s)
         ctx.smax = smax
         ctx.save_for_backward(e, a, price, *weights)
         gates = pieces(a, weights)

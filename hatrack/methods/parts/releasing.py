@@ -41,6 +41,12 @@ class InitialValues(nn.Module):
         return self.get_buffer(self.places[name])
 
 
+def check_free(free: str, masks: str) -> None:
+    """Raise an error if weights that no task uses shall return to their initial values, and there are none."""
+    if free == "initial" and masks == "soft":
+        raise ValueError("free='initial' needs masks='binary': with soft gates finished tasks use all weights a little")
+
+
 def drawn(name: str, parameters: Mapping[str, Tensor], seed: int) -> Tensor:
     """Return new values for a parameter from U(-1/sqrt(n), 1/sqrt(n)), where n is the number of inputs of a unit.
 
