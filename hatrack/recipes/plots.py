@@ -20,6 +20,7 @@ from hatrack.reporting.drawing import MUTED, PALETTE, STYLE, TEXT, Drawing, Line
 from hatrack.reporting.figures import draw_lines
 from hatrack.reporting.flatness import draw_flatness
 from hatrack.reporting.looks import DASHES, METHOD_LOOKS, Look, variants
+from hatrack.reporting.measures import MeanStd
 
 
 def draw(plot: Plot, results: Results, name: str, *, rendered: bool = True) -> Drawing | None:
@@ -151,18 +152,17 @@ def sweep(name: str, title: str, option: str, quantity: Quantity, groups: Sequen
         found = Figure(figsize=(4.8 if len(groups) == 1 else 6.4, 3.1), layout="constrained")
         axes = found.add_subplot()
         axes.set_xscale("log")  # first: it would forget the ticks
-        looks = _group_looks(results, groups)
+        points = {group: _sweep_points(results, group, quantity) for group in groups}
+        looks = {group: one for group, one in _group_looks(results, groups).items() if len(points[group]) > 1}
         places = 1.04 ** (np.arange(len(looks)) - (len(looks) - 1) / 2)  # beside each other, so that bars do not hide bars
-        some = [
-            _sweep_line(axes, results, group, quantity, look, place)
-            for (group, look), place in zip(looks.items(), places.tolist(), strict=True)
-        ]
+        for (group, look), place in zip(looks.items(), places.tolist(), strict=True):
+            _sweep_line(axes, points[group], quantity, look, place, group.strip(" ,"))
         axes.set_xlabel(option)
         title = quantity.measure.title
         _title(axes, title[:1].lower() + title[1:] + (", %" if quantity.measure.unit == "%" else ""))
-        if len(groups) > 1 and max(some, default=0) > 1:
+        if len(groups) > 1 and looks:
             axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
-        return found if max(some, default=0) > 1 else None  # one point is no sweep
+        return found if looks else None
 
     return Plot(name, title, figure)
 
@@ -177,19 +177,23 @@ def _group_looks(results: Results, groups: Sequence[str]) -> dict[str, LineStyle
     return {group: line_style(one) for group, one in variants(methods).items()}
 
 
-def _sweep_line(axes: Axes, results: Results, group: str, quantity: Quantity, look: LineStyle, place: float) -> int:
-    """Draw the rows of a group, at their x times `place`, and return how many have a value."""
+def _sweep_points(results: Results, group: str, quantity: Quantity) -> list[tuple[float, MeanStd]]:
+    """Return x and value of the rows of a group that have one; a single one is no sweep."""
+    rows = [(row.x, results.summary(row.label, quantity)) for row in _group_rows(results, group)]
+    return [(x, value) for x, value in rows if x is not None and value]
+
+
+def _sweep_line(
+    axes: Axes, points: list[tuple[float, MeanStd]], quantity: Quantity, look: LineStyle, place: float, label: str
+) -> None:
+    """Draw the points of a group, at their x times `place`."""
     scale = 100 if quantity.measure.unit == "%" else 1
-    rows = _group_rows(results, group)
-    points = [(row.x, s) for row in rows if (s := results.summary(row.label, quantity))]
-    if len(points) > 1:  # one point is no sweep
-        x, found = np.array([float(x or 0) for x, _ in points]), [s for _, s in points]
-        mean, std = [scale * s.mean for s in found], [scale * (s.std or 0) for s in found]
-        axes.errorbar(place * x, mean, std, color=look.colour, linestyle=look.line, marker=look.marker, capsize=3,
-                      label=group.strip(" ,") or None)  # fmt: skip
-        axes.set_xticks(x, [f"{value:g}" for value in x], minor=False)
-        axes.set_xticks([], minor=True)
-    return len(points)
+    x, mean = np.array([x for x, _ in points]), [scale * value.mean for _, value in points]
+    std = [scale * (value.std or 0) for _, value in points]
+    axes.errorbar(place * x, mean, std, color=look.colour, linestyle=look.line, marker=look.marker, capsize=3,
+                  label=label or None)  # fmt: skip
+    axes.set_xticks(x, [f"{value:g}" for value in x], minor=False)
+    axes.set_xticks([], minor=True)
 
 
 # Tasks

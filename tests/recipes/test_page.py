@@ -125,6 +125,11 @@ def test_a_sweep_keeps_names_and_bars_apart(records):
     first, second = (container.lines[0].get_xdata() for container in axes.containers)
     assert not set(first) & set(second)
     assert list(axes.get_xticks()) == [1, 2]
+    some = {key: group for key, group in records.items() if '"method": "hat"' in key}
+    (axes,) = sweep("sweep", "title", "x", summary("accuracy"), ("HAT", "SGD")).draw(Results(part, Records(some))).axes
+    (alone,) = axes.containers
+    assert list(alone.lines[0].get_xdata()) == [1, 2], "at its place where the other line is missing"
+    assert sweep("sweep", "title", "x", summary("accuracy"), ("SGD",)).draw(Results(part, Records(some))) is None
 
 
 def test_columns_of_a_quantity_have_one_head():
