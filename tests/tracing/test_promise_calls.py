@@ -213,6 +213,27 @@ def test_any_other_call_that_only_training_makes_is_refused():
 # Refusals that say why
 
 
+class DropConnect(nn.Module):
+    """Dropout on a weight, which makes another one in training only."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 24), nn.Linear(24, 24)
+
+    def forward(self, x):
+        h = torch.relu(F.linear(x.flatten(1), F.dropout(self.a.weight, 0.5, self.training), self.a.bias))
+        return self.b(h)
+
+
+def test_dropout_on_weights_is_refused_by_hat_with_its_reason_and_taken_by_the_methods_that_it_names():
+    torch.manual_seed(0)
+    tasks = toy_tasks(1)
+    with pytest.raises(ValueError, match=r"in training mode .*linear.*dropout on a weight.*pmask or packnet"):
+        learn(METHODS["hat"](Network(DropConnect(), tasks=tasks)), tasks)
+    for name in ("pmask", "packnet"):
+        check_three_tasks(DropConnect(), name)
+
+
 @pytest.mark.parametrize("norm", [weight_norm, spectral_norm])
 def test_computed_weights_throughout_are_refused_by_hat_and_taken_by_pmask(norm):
     torch.manual_seed(0)
