@@ -295,7 +295,7 @@ def test_a_method_that_was_built_in_the_inference_mode_learns_or_says_why_not(na
         method.learn(tasks[0], Trainer(SHORT))
         assert all(not torch.equal(p, then) for p, then in zip(method.parameters(), before, strict=True))
     else:
-        with pytest.raises(ValueError, match="was made within .*inference_mode"):
+        with pytest.raises(ValueError, match=r"was made within .*inference_mode"):
             method.learn(tasks[0], Trainer(SHORT))
         assert method.history == {}
 
