@@ -252,8 +252,8 @@ def only_in_training(key: Key) -> ValueError:
     """Return the error for a call in training mode that the example, in evaluation mode, did not make."""
     return ValueError(
         f"in training mode the trunk calls {key[0]} (call {key[1]}), but it did not when it was traced on the example, in "
-        "evaluation mode: both must take the same path, with the same weights (dropout on a weight makes another one, "
-        "where no gate is known: drop activations instead, or take pmask or packnet, whose masks are of single weights)"
+        "evaluation mode: both must call the same with the same weights (dropout on a weight, or noise, makes another one); "
+        "pmask and packnet, whose masks are of single weights, take such a trunk"
     )
 
 

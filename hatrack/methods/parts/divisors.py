@@ -1,6 +1,5 @@
 """Parameters that a trunk divides by, such as a learned temperature: a closed gate, or pruning, would make them 0."""
 
-import copy
 from collections.abc import Collection
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from hatrack.networks.network import Network
 from hatrack.seeds import seeded
+from hatrack.tracing.wrappers import copied
 
 
 class _Finite(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -40,7 +40,7 @@ def divisors(net: Network, names: Collection[str] | None = None) -> list[str]:
         net: the network.
         names: the parameters to try; None: all trained scalars and vectors.
     """
-    twin = copy.deepcopy(net.trunk).eval()
+    twin = copied(net.trunk, net.example)
     small = {name: p for name, p in twin.named_parameters() if p.requires_grad and p.numel() == max(p.shape, default=1)}
     tried = small if names is None else {name: twin.get_parameter(name) for name in names}
     before = _finite(twin, net.example)
