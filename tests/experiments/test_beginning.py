@@ -18,7 +18,19 @@ THREE = Run(
     regime=Regime(epochs=2, batch=100),
     train_examples=100,
 )
-SAME = ("name", "spec", "tasks", "before", "accuracy", "loss", "train_loss", "valid_accuracy", "valid_loss", "curves", "usage")
+SAME = (
+    "name",
+    "spec",
+    "tasks",
+    "before",
+    "accuracy",
+    "loss",
+    "train_loss",
+    "valid_accuracy",
+    "valid_loss",
+    "curves",
+    "usage",
+)
 METHODS = ("hat", "pathnet", "joint", "ewc", "imm-mode", "lwf", "packnet", "random")
 
 
@@ -42,7 +54,9 @@ def test_a_budget_that_all_tasks_share_makes_another_network_of_fewer(tmp_path):
     options = {"data": "sample", "permutations": "prefix"}
     three, two = (
         run(
-            replace(THREE, method="pnn", method_options={"columns": "budget"}, benchmark_options={**options, "tasks": tasks}),
+            replace(
+                THREE, method="pnn", method_options={"columns": "budget"}, benchmark_options={**options, "tasks": tasks}
+            ),
             out=tmp_path,
         )
         for tasks in (3, 2)
