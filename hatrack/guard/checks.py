@@ -38,6 +38,8 @@ def check_plain(module: nn.Module, what: str = "the backbone") -> None:
             )
         if is_lazy(parameter):
             raise ValueError(f"the parameter {name!r} of {what} has no shape yet: run {what} on an input before")
+        if parameter.is_inference():
+            raise ValueError(f"the parameter {name!r} of {what} can't learn: it was made within torch.inference_mode")
 
 
 def check_example(example: Any) -> Tensor:

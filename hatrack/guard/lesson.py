@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -175,7 +176,7 @@ class Lesson:
     def finish(self) -> None:
         """Make the gates and norms of the task final."""
         norms, trunk = self.method.norms, self.method.net.trunk
-        own = [trunk.get_buffer(name) for name, learnt in zip(norms.names, norms.learnt, strict=True) if not learnt]
+        own = [attrgetter(name)(trunk) for name, learnt in zip(norms.names, norms.learnt, strict=True) if not learnt]
         parallel.agree(self.group, [*own, *(buffer for module in self.own for buffer in module.buffers())])
         self.method.finish_task(self.number)
         norms.take_back(self.method.net)

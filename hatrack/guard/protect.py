@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -70,8 +71,9 @@ def protect(
     optimizers = checks.bare_optimizers(optimizer)
     checks.check_held(backbone, optimizers)
     kind = choose("method of a guard", method, KINDS)
-    built = _build(backbone, example, method, whole("seed", seed), complete(method, kind, options))
-    return Guard(backbone, optimizers, built)
+    with torch.inference_mode(False):  # what is made within it can't learn
+        built = _build(backbone, example, method, whole("seed", seed), complete(method, kind, options))
+        return Guard(backbone, optimizers, built)
 
 
 def _build(backbone: nn.Module, example: Tensor, name: str, seed: int, options: Mapping[str, Any]) -> Gated:

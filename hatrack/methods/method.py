@@ -243,7 +243,7 @@ class Method(TrainedMethod):
         """
         check_task(self, task, fit)
         check_owner(self)
-        with self.lock, without_autocast_cache(), with_gradients(), room_for(self, task):
+        with self.lock, without_autocast_cache(), with_gradients(self), room_for(self, task):
             task, counted = to_device(task, self.net.example.device), CountedFit(fit)
             again = task.index in self.history
             with transaction(self, task, counted), self._while_learning(task.index):

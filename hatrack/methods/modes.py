@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,7 +43,19 @@ def without_autocast_cache() -> Iterator[None]:
 
 
 @contextmanager
-def with_gradients() -> Iterator[None]:
-    """Within it torch computes gradients, also if the caller has switched them off by `no_grad` or the inference mode."""
+def with_gradients(method: "TrainedMethod") -> Iterator[None]:
+    """Within it torch computes gradients, also if the caller has switched them off by `no_grad` or the inference mode.
+
+    Tensors of the method that were made within the inference mode have none. If learning fails, the error names one.
+    """
     with torch.inference_mode(False), torch.enable_grad():
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            tensors = chain(method.named_parameters(), method.named_buffers())
+            if (found := next((name for name, tensor in tensors if tensor.is_inference()), None)) is None:
+                raise
+            raise ValueError(
+                f"the method can't learn, since its {found!r} was made within torch.inference_mode: build the trunk, the "
+                "network and the method outside of it, or load the method there (learn may be called within it)"
+            ) from error

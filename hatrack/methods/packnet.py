@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
+from hatrack.methods.parts.divisors import divisors
 from hatrack.methods.parts.freeze import Freeze
 from hatrack.methods.parts.releasing import note_renewed, renew, warn_of_traces
 from hatrack.methods.parts.task_norms import TaskNorms, own_tensors
@@ -83,7 +84,8 @@ class PackNet(Method):
 
     def _classify_parameters(self, *, own_biases: bool, own_norms: bool) -> None:
         """Sort the names of parameters: `packed` are pruned and owned, `own` exist once per task, `fixed` are trained by the
-        first task only. `fixed_norms` names the norms, as modules, that are fixed."""
+        first task only. `fixed_norms` names the norms, as modules, that are fixed; `divisors` are packed, but none of their
+        rows may be 0, as the directions of weight norm."""
         normed = [f"trunk.{name}" for name in own_tensors(self.net)]
         parts = ("trunk.", "heads.") if self.net.shared else ("trunk.",)
         found = {n: p for n, p in self.net.named_parameters() if n.startswith(parts) and p.requires_grad}
@@ -95,6 +97,8 @@ class PackNet(Method):
             [] if own_norms else [name for name in normed if name in found]
         )
         self.fixed_norms = [] if own_norms else sorted({name.rpartition(".")[0] for name in normed})
+        packed = [name.removeprefix("trunk.") for name in self.packed if name.startswith("trunk.")]
+        self.divisors = {f"trunk.{name}" for name in divisors(self.net, packed)}
 
     def _parameters_named(self, names: list[str]) -> list[nn.Parameter]:
         """Return the parameters of the network with these names."""
@@ -186,10 +190,14 @@ class PackNet(Method):
     def _prune(self, position: int) -> None:
         """In every layer, set the smallest of the free weights to 0 and leave them free; the others get an owner."""
         weights = self._parameters_named(self.packed)
-        for weight, owner in zip(weights, pieces(self.owner, weights), strict=True):
+        for name, weight, owner in zip(self.packed, weights, pieces(self.owner, weights), strict=True):
             free = owner == 0
-            size = torch.where(free, weight.abs(), torch.inf).flatten()
-            smallest = size.argsort(stable=True)[: round(self.prune * int(free.sum()))]
+            size = torch.where(free, weight.abs(), torch.inf)
+            count = round(self.prune * int(free.sum()))
+            if name in self.divisors:  # a row of zeros has the length 0
+                size = torch.where(_largest_of_slices(size), torch.inf, size)
+                count = min(count, int(size.isfinite().sum()))
+            smallest = size.flatten().argsort(stable=True)[:count]
             owner[free] = position
             owner.view(-1)[smallest] = 0
             weight[free & (owner == 0)] = 0
@@ -268,3 +276,10 @@ class PackNet(Method):
             names = [*self.packed, *(name for name in self.fixed if not name.startswith(normed))]
             found = dict(zip(names, self._parameters_named(names), strict=True))
             renew(found, {name: torch.zeros_like(p, dtype=torch.bool) for name, p in found.items()}, None, self.net.seed)
+
+
+def _largest_of_slices(values: Tensor) -> Tensor:
+    """Return where the largest value of a row is, of a column, and of every slice along another dimension: bools."""
+    dims = range(values.dim())
+    largest = [values == values.amax([k for k in dims if k != d], keepdim=True) for d in dims]
+    return torch.stack(largest).any(0)

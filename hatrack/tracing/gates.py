@@ -182,7 +182,7 @@ class ApplyGates(CountedCalls):
         if found is None:
             if self.training and key != origin and not torch.is_grad_enabled():
                 return func(*args, **kwargs)  # statistics without a gradient, as a product of activations
-            raise not_on_example(key)
+            raise only_in_training(key) if self.training else not_on_example(key)
         if found != key:
             self.others.append(key)
         gate = self.places.gates[found]
@@ -245,6 +245,15 @@ def not_on_example(key: Key) -> ValueError:
     return ValueError(
         f"the trunk calls {key[0]} (call {key[1]}), but it did not when it was traced on the example; "
         "all inputs must take the same path"
+    )
+
+
+def only_in_training(key: Key) -> ValueError:
+    """Return the error for a call in training mode that the example, in evaluation mode, did not make."""
+    return ValueError(
+        f"in training mode the trunk calls {key[0]} (call {key[1]}), but it did not when it was traced on the example, in "
+        "evaluation mode: both must call the same with the same weights (dropout on a weight, or noise, makes another one); "
+        "pmask and packnet, whose masks are of single weights, take such a trunk"
     )
 
 

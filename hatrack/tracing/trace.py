@@ -218,9 +218,10 @@ class Trace(CountedCalls):
         self.record_use(positions, writes + first, reads)
         units = torch.arange(first, first + out.shape[dim])
         if bias is not None and (found := self.tracker.positions(bias)) is not None:
-            if bias.shape == units.shape:
+            alone = not weight.requires_grad and self.tracker.is_trained(found) and not self.tracker.is_trained(positions)
+            if bias.shape == units.shape and not alone:
                 self.record_use(found, units, torch.full((1,), ALWAYS_ACTIVE))
-            else:
+            else:  # trained alone, it would be used by every task, since no gate of a frozen layer closes
                 self.tracker.mark_untraceable(bias, func.__name__)
         self.readers[id(out)] = (out, self.add_gate(key, out, units, dim), key, [])
         return out

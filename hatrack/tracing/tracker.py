@@ -30,7 +30,9 @@ APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-def
 READ = "a read into Python"
 OWN = "an autograd.Function"
 
-PARAMETER_COPIES = {"cat", "clone", "flip", "index", "index_select", "repeat", "roll", "stack", "_unsafe_view"}
+PARAMETER_COPIES = {  # operations whose results are elements of their arguments, or the negatives of them
+    "cat", "clone", "flip", "index", "index_select", "neg", "repeat", "roll", "rot90", "stack", "_unsafe_view",
+}  # fmt: skip
 
 
 class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -138,6 +140,10 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         owners = firsts[(torch.bucketize(positions.reshape(-1), firsts, right=True) - 1).unique()].tolist()  # type: ignore[no-untyped-call]
         return [name for first, name in self._names if first in owners]
 
+    def is_trained(self, positions: Tensor) -> bool:
+        """Return whether a parameter that owns elements at these positions requires a gradient."""
+        return any(self._parameters[name].requires_grad for name in self.parameters_at(positions))
+
     def mark_untraceable(self, tensor: Tensor, operation: str) -> None:
         """Record that an operation used these parameter elements in a way that cannot be analysed."""
         positions = self.positions(tensor)
@@ -179,6 +185,9 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name, mutable, given = func.overloadpacket.__name__, func._schema.is_mutable, {_address(t) for t in inputs}
         if results and not mutable and all(_address(t) in given for t in results):
             self._bits |= {_address(t) for t in results if not t.is_floating_point() and any(map(self._is_variable, inputs))}
+            for t in inputs:
+                if t.element_size() != results[0].element_size() and self.positions(t) is not None:
+                    self.mark_untraceable(t, name)  # real numbers seen as complex ones, or the other way round
             return  # a view
         if (torch.Tag.dynamic_output_shape in func.tags and name != "index") or name == "_local_scalar_dense":
             for t in inputs:
@@ -261,7 +270,7 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         copied = torch.zeros(_size(out), dtype=torch.int64)
         copied.as_strided(out.shape, out.stride(), out.storage_offset()).copy_(func(*tree_map(positions, args), **kwargs))
-        self._positions[_address(out)] = copied
+        self._positions[_address(out)] = copied.abs_()  # of negatives, too
         self._storages.append(out.untyped_storage())
 
 

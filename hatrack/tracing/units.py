@@ -29,7 +29,17 @@ from hatrack.seeds import generator, seeded
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE
 from hatrack.tracing.exchange import filled, functional_call
 from hatrack.tracing.folded import FoldedGates, LastPass
-from hatrack.tracing.gates import LAYERS, RECURRENT, ApplyGates, Gate, Key, Places, not_on_example, tensor_names
+from hatrack.tracing.gates import (
+    LAYERS,
+    RECURRENT,
+    ApplyGates,
+    Gate,
+    Key,
+    Places,
+    not_on_example,
+    only_in_training,
+    tensor_names,
+)
 from hatrack.tracing.lengths import Example, trace_example
 from hatrack.tracing.mask_tables import MaskTables
 from hatrack.tracing.norm_calls import NORMS
@@ -38,7 +48,7 @@ from hatrack.tracing.parameters import per_task_parameters
 from hatrack.tracing.recurrent import FusedGate
 from hatrack.tracing.trace import Use
 from hatrack.tracing.tracker import DependencyTracker
-from hatrack.tracing.wrappers import check_modules
+from hatrack.tracing.wrappers import check_copy, check_modules
 
 LEFT = "left out by"  # the reason for what the user leaves out, and the pattern
 LARGE = 10**6  # weights: a network with more of them is checked with fewer random masks
@@ -74,6 +84,7 @@ class Units:
         self.trunk = trunk
         twin = copy.deepcopy(trunk).cpu().eval()
         x = example[:2].cpu() if len(example) > 1 else torch.cat([example, example]).cpu()
+        check_copy(copy.deepcopy(twin), x, trunk)
         written = _written_in_training(copy.deepcopy(twin), x)
         trace, features, gated = trace_example(twin, x, written)
         tracker, table = trace.tracker, trace.table
@@ -187,7 +198,9 @@ class Units:
             sets = [None if k == ALWAYS_ACTIVE else frozenset(self.members(k) or ()) for k in range(len(self._members))]
             if not self._example.holds_for(trunk, x, sets, calls.counts):
                 other = [(name, calls.counts[name]) for name, n in self._repeated.items() if calls.counts.get(name, n) != n]
-                raise not_on_example([*calls.others, *other][0]) if calls.others or other else self._other_shape(x)
+                if not (found := [*calls.others, *other]):
+                    raise self._other_shape(x)
+                raise (only_in_training if trunk.training else not_on_example)(found[0])
             self._other_calls.add(seen)
 
     def _other_shape(self, x: Tensor) -> ValueError:

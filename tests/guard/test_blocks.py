@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import hatrack as hr
-from tests.helpers.guarded import PROBE, WIDTH, differing, make_loop, state
+from tests.helpers.guarded import PROBE, WIDTH, data, differing, make_loop, mlp, state
 
 # What the backbone does where
 
@@ -195,6 +195,24 @@ def test_answers_in_inference_mode_are_the_same():
     loop.learn("b", 1)
     assert loop.changed() == []
     assert torch.equal(inferred, loop.answers["a"])
+
+
+def test_a_guard_that_is_made_in_the_inference_mode_learns():
+    x, y = data(0)
+    backbone, head = mlp(), torch.nn.Linear(WIDTH, 3)
+    optimizer = torch.optim.Adam([*backbone.parameters(), *head.parameters()], lr=0.01)
+    before = backbone[1].weight.detach().clone()
+    with torch.inference_mode():
+        guard = hr.protect(backbone, optimizer, example=x[:2])
+        born = mlp()
+    with guard.learn("a", steps=2, own=[head]):
+        for _ in range(2):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(head(backbone(x)), y).backward()
+            optimizer.step()
+    assert not torch.equal(backbone[1].weight, before)
+    with pytest.raises(ValueError, match=r"'1\.weight'.*inference_mode"):
+        hr.protect(born, torch.optim.SGD(born.parameters(), lr=0.1), example=x[:2])
 
 
 # Release

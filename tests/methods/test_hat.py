@@ -1,5 +1,6 @@
 """HAT against its formulas, and its guarantee against attempts to break it."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -515,3 +516,20 @@ def test_the_compensated_gradient_has_no_derivative():
     (grad,) = torch.autograd.grad(gates.square().sum(), e, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
+
+
+def test_biases_that_are_trained_alone_are_learned_by_every_task():
+    """The weights are frozen by the user (BitFit), so that the gates of their units are always open."""
+    tasks, answers = toy_tasks(3), []
+    trunk = mlp(tasks[0].shape, widths=(24, 24), dropout=0.0, input_dropout=0.0)
+    biases = [name for name, p in trunk.named_parameters() if p.dim() == 1]
+    for p in trunk.parameters():
+        p.requires_grad_(p.dim() == 1)
+    method = HAT(Network(trunk, tasks=tasks))
+    for task in tasks:
+        learn(method, [task])
+        answers.append(logits(method, task))
+    assert all(torch.equal(logits(method, task), then) for task, then in zip(tasks, answers, strict=True))
+    for name in biases:
+        own = [trunk.get_parameter(name), *(method.norms.of(task)[name] for task in (1, 2))]
+        assert not any(torch.equal(one, two) for one, two in itertools.combinations(own, 2)), name

@@ -282,6 +282,24 @@ def test_learning_where_the_caller_has_switched_gradients_off(mode):
     assert torch.equal(logits(method, tasks[0]), logits(plain, tasks[0]))
 
 
+@pytest.mark.parametrize("name", quick_and_slow(METHODS, ["sgd", "hat", "packnet", "er", "pathnet"]))
+@pytest.mark.parametrize("inside", ["method", "trunk and method"])
+def test_a_method_that_was_built_in_the_inference_mode_learns_or_says_why_not(name, inside):
+    tasks = toy_tasks(1)
+    with torch.inference_mode(inside != "method"):
+        trunk = fresh()
+    with torch.inference_mode():
+        method = METHODS[name](Network(trunk, tasks=tasks), **SMALLER.get(name, {}))
+    before = [p.clone() for p in method.parameters()]
+    if inside == "method" and name in ("sgd", "stable-sgd", "joint", "independent"):
+        method.learn(tasks[0], Trainer(SHORT))
+        assert all(not torch.equal(p, then) for p, then in zip(method.parameters(), before, strict=True))
+    else:
+        with pytest.raises(ValueError, match=r"was made within .*inference_mode"):
+            method.learn(tasks[0], Trainer(SHORT))
+        assert method.history == {}
+
+
 DEFAULT_TYPE = [*((name, {}) for name in METHODS), ("hat", {"masks": "soft"})]
 QUICK_TYPES = [(name, {}) for name in ("hat", "pmask", "pnn", "er", "den")]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
 from hatrack import Diverged, Network, Regime, Trainer
 from hatrack.methods.packnet import PackNet
@@ -56,6 +57,17 @@ def make(tasks, *, widths=(24, 20), heads="multi", known=None, trunk=None, **opt
 
 def short(**changes) -> Trainer:
     return Trainer(Regime(**{"epochs": 3, "batch": 16, "lr": 0.1, **changes}))
+
+
+class Normed(nn.Module):
+    """A layer whose weights are computed with unit columns."""
+
+    def __init__(self):
+        super().__init__()
+        self.directions = nn.Parameter(torch.randn(16, 24))
+
+    def forward(self, x):
+        return torch.relu(x.flatten(1) @ (self.directions / self.directions.norm(dim=0)))
 
 
 # What is pruned
@@ -314,6 +326,36 @@ def test_a_retraining_that_fails_is_rolled_back():
 def test_hyper_parameters_out_of_range(option, value):
     with pytest.raises(ValueError, match=f"{option} must be .* not {value!r}"):
         make(toy_tasks(1), **{option: value})
+
+
+def weight_normed(norm):
+    return nn.Sequential(nn.Flatten(), norm(nn.Linear(16, 4)), nn.ReLU(), norm(nn.Linear(4, 24)), nn.ReLU())
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize(
+    "trunk",
+    [
+        lambda: weight_normed(parametrizations.weight_norm),
+        lambda: weight_normed(lambda layer: parametrizations.weight_norm(layer, dim=1)),
+        lambda: weight_normed(nn.utils.weight_norm),
+        Normed,
+    ],
+    ids=["rows", "columns", "the old function", "columns by hand"],
+)
+@pytest.mark.parametrize("retrain", [0, 2])
+def test_no_row_whose_length_divides_is_pruned_whole(trunk, retrain):
+    tasks = toy_tasks(3)
+    method = make(tasks, trunk=trunk, prune=0.75, retrain=retrain)
+    answers = []
+    for task in tasks:
+        method.learn(task, short())
+        answers.append(logits(method, task))
+        assert answers[-1].isfinite().all()
+        assert (answers[-1].std(0) > 0).any()
+    assert all(torch.equal(logits(method, task), then) for task, then in zip(tasks, answers, strict=True))
+    method.release(2, erase=True)
+    assert all(torch.equal(logits(method, task), then) for task, then in zip(tasks[:2], answers, strict=False))
 
 
 def test_shared_norms_stay_as_the_first_task_leaves_them_without_retraining_too():

@@ -49,6 +49,22 @@ def test_a_plain_trunk_has_no_divisors():
     assert divisors(Network(trunk, tasks=toy_tasks(1))) == []
 
 
+def test_matrices_that_may_not_be_zero():
+    """One is inverted, which ends in an error; the rows of another are divided by their lengths."""
+
+    class Inverse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (nn.Parameter(torch.eye(16)) for _ in range(3))
+
+        def forward(self, x):
+            return x.flatten(1) @ torch.linalg.inv(self.a) @ (self.b / self.b.norm(dim=1, keepdim=True)) @ self.c
+
+    net = Network(Inverse(), tasks=toy_tasks(1))
+    assert divisors(net, ["a", "b", "c"]) == ["a", "b"]
+    assert divisors(net) == []
+
+
 class Fourier(nn.Module):
     """A trunk with complex weights in the frequency domain: a vector and a matrix."""
 

@@ -213,6 +213,27 @@ def test_any_other_call_that_only_training_makes_is_refused():
 # Refusals that say why
 
 
+class DropConnect(nn.Module):
+    """Dropout on a weight, which makes another one in training only."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 24), nn.Linear(24, 24)
+
+    def forward(self, x):
+        h = torch.relu(F.linear(x.flatten(1), F.dropout(self.a.weight, 0.5, self.training), self.a.bias))
+        return self.b(h)
+
+
+def test_dropout_on_weights_is_refused_by_hat_with_its_reason_and_taken_by_the_methods_that_it_names():
+    torch.manual_seed(0)
+    tasks = toy_tasks(1)
+    with pytest.raises(ValueError, match=r"in training mode .*linear.*dropout on a weight.*pmask and packnet"):
+        learn(METHODS["hat"](Network(DropConnect(), tasks=tasks)), tasks)
+    for name in ("pmask", "packnet"):
+        check_three_tasks(DropConnect(), name)
+
+
 @pytest.mark.parametrize("norm", [weight_norm, spectral_norm])
 def test_computed_weights_throughout_are_refused_by_hat_and_taken_by_pmask(norm):
     torch.manual_seed(0)
@@ -220,6 +241,41 @@ def test_computed_weights_throughout_are_refused_by_hat_and_taken_by_pmask(norm)
     tasks = toy_tasks(3)
     with pytest.raises(ValueError, match=r"1\.parametrizations.* pmask"):
         METHODS["hat"](Network(trunk, tasks=tasks))
+    check_three_tasks(trunk, "pmask")
+
+
+class Hooked(nn.Module):
+    """Features that hooks collect: methods of the module, or functions that hold it."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.blocks, self.found = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU()), []
+        for k in (1, 3):
+            self.blocks[k].register_forward_hook(hook(self))
+
+    def keep(self, module, given, out):
+        self.found.append(out)
+
+    def forward(self, x):
+        self.found.clear()
+        self.blocks(x.flatten(1))
+        return torch.cat(self.found, 1)
+
+
+@pytest.mark.parametrize("name", ["hat", "pmask", "packnet"])
+def test_functions_that_hold_the_trunk_are_refused_where_a_copy_needs_another(name):
+    tasks = toy_tasks(3)
+    held = Hooked(lambda trunk: lambda module, given, out: trunk.found.append(out))
+    with pytest.raises(ValueError, match=r"copy of the trunk can't be run .*self\.keep"):
+        METHODS[name](Network(held, tasks=tasks))
+    check_three_tasks(Hooked(lambda trunk: trunk.keep), name)
+
+
+def test_a_function_that_computes_with_the_trunk_itself_is_refused_by_hat():
+    trunk = nn.Sequential(nn.Flatten(), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 24))
+    trunk[1].register_forward_hook(lambda module, given, out: trunk[3](out))
+    with pytest.raises(ValueError, match=r"'3\.weight' of the trunk itself.*self\.keep"):
+        METHODS["hat"](Network(trunk, tasks=toy_tasks(1)))
     check_three_tasks(trunk, "pmask")
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
-from hatrack import HAT, Network, Regime, Trainer
+from hatrack import HAT, METHODS, Network, Regime, Trainer
 from hatrack.methods.parts.task_norms import own_tensors
 from hatrack.seeds import seeded
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE, ALWAYS_ZERO, DependencySets
@@ -504,6 +504,28 @@ def test_slices_and_copies_of_weights():
     assert not units.frozen_entirely
 
 
+def test_negatives_and_rotations_of_weights():
+    parts = {"w": nn.Parameter(torch.randn(3, 4)), "last": nn.Linear(6, 2)}
+    trunk = Lambda(lambda own, x: own.last(F.linear(x, torch.cat([own.w, -own.w])).relu()), **parts)
+    units = check_units(trunk, images(4))
+    values = torch.zeros(8)
+    values[[0, 4]] = 1
+    assert units.weight_masks(values)["w"][:, 0].tolist() == [1, 1, 0], "unit 4 is written by the negative of row 1"
+    square = {"w": nn.Parameter(torch.randn(2, 3, 3, 3)), "last": nn.Conv2d(4, 2, 1)}
+    turned = Lambda(
+        lambda own, x: own.last(F.conv2d(x, torch.cat([own.w, torch.rot90(own.w, 1, (2, 3))]))).flatten(1), **square
+    )
+    units = check_units(turned, images(3, 4, 4))
+    assert not units.frozen_entirely
+    assert units.weight_masks(torch.tensor([0.0, 0, 0, 1, 0, 0]))["w"][:, 0, 0, 0].tolist() == [0, 1]
+
+
+def test_real_numbers_that_are_seen_as_complex_ones_are_held_whole_with_that_reason():
+    parts = {"w": nn.Parameter(torch.randn(4, 4, 2)), "one": nn.Linear(4, 4)}
+    trunk = Lambda(lambda own, x: (own.one(x).to(torch.cfloat) @ torch.view_as_complex(own.w)).real, **parts)
+    assert check_units(trunk, images(4)).held_whole() == {"w": "view_as_complex"}
+
+
 def test_parameters_that_share_a_storage():
     flat = torch.randn(3 * 4 + 2 * 3)
     trunk = nn.Sequential(nn.Linear(4, 3, bias=False), nn.ReLU(), nn.Linear(3, 2, bias=False))
@@ -723,6 +745,37 @@ def test_pitfall_buffers_that_training_writes_are_per_task():
     learn(hat, tasks[1:])
     assert torch.equal(first, logits(hat, tasks[0]))
     assert first.std() > 0
+
+
+class Follower(nn.Module):
+    """A layer, and a frozen copy of it that follows it as a moving average."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = nn.Linear(16, 12)
+        self.mean = copy.deepcopy(self.own).requires_grad_(False)
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                for old, new in zip(self.mean.parameters(), self.own.parameters(), strict=True):
+                    old.lerp_(new, 0.2)
+        return torch.relu(self.own(x.flatten(1))) + torch.relu(self.mean(x.flatten(1)))
+
+
+@pytest.mark.parametrize("name", ["hat", "pmask", "packnet"])
+def test_pitfall_frozen_parameters_that_training_writes_are_per_task(name):
+    tasks = toy_tasks(3)
+    with seeded(0, "weights"):
+        net = Network(Follower(), tasks=tasks)
+    method, answers = METHODS[name](net), []
+    for task in tasks:
+        learn(method, [task])
+        answers.append(logits(method, task))
+    assert all(torch.equal(logits(method, task), then) for task, then in zip(tasks, answers, strict=True))
+    means = [net.trunk.mean.weight, *(method.norms.of(task)["mean.weight"] for task in (1, 2))]
+    assert len({mean.sum().item() for mean in means}) == 3
+    assert not any(mean.requires_grad for mean in means)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

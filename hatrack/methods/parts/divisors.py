@@ -1,6 +1,6 @@
-"""Small parameters that a trunk divides by, such as a learned temperature: a closed gate would make them 0."""
+"""Parameters that a trunk divides by, such as a learned temperature: a closed gate, or pruning, would make them 0."""
 
-import copy
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from hatrack.networks.network import Network
 from hatrack.seeds import seeded
+from hatrack.tracing.wrappers import copied
 
 
 class _Finite(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -32,10 +33,16 @@ class _Finite(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
-def divisors(net: Network) -> list[str]:
-    """Return the names of the trunk's trained scalars and vectors that give infinite or undefined values when they are 0."""
-    twin = copy.deepcopy(net.trunk).eval()
+def divisors(net: Network, names: Collection[str] | None = None) -> list[str]:
+    """Return the names of the trunk's parameters that give infinite or undefined values when they are 0.
+
+    Args:
+        net: the network.
+        names: the parameters to try; None: all trained scalars and vectors.
+    """
+    twin = copied(net.trunk, net.example)
     small = {name: p for name, p in twin.named_parameters() if p.requires_grad and p.numel() == max(p.shape, default=1)}
+    tried = small if names is None else {name: twin.get_parameter(name) for name in names}
     before = _finite(twin, net.example)
 
     def breaks(parameters: list[nn.Parameter]) -> bool:
@@ -43,17 +50,20 @@ def divisors(net: Network) -> list[str]:
         old = [p.clone() for p in parameters]
         for p in parameters:
             p.zero_()
-        after = _finite(twin, net.example)
+        try:
+            after = _finite(twin, net.example)
+        except Exception:  # such as the inverse of a matrix of zeros, or a check of the trunk's own
+            after = [False] * len(before)
         for p, value in zip(parameters, old, strict=True):
             p.copy_(value)
         return len(after) == len(before) and any(was and not now for was, now in zip(before, after, strict=True))
 
-    return [name for name, p in small.items() if breaks([p])] if small and breaks(list(small.values())) else []
+    return [name for name, p in tried.items() if breaks([p])] if tried and breaks(list(tried.values())) else []
 
 
 def _finite(trunk: nn.Module, x: Tensor) -> list[bool]:
-    """Return for every pointwise operation of a forward pass whether its results are finite."""
+    """Return for every pointwise operation of a forward pass, and for the features, whether the results are finite."""
     mode = _Finite()
     with seeded(0, "divisors"), mode:
-        trunk(x)
-    return mode.finite
+        features = trunk(x)
+    return [*mode.finite, bool(features.isfinite().all())]

@@ -1,10 +1,10 @@
 """Normalisation layers per task: each task has its own scale, shift and running statistics of every norm of a trunk.
 
 If tasks shared a norm, the network would forget even with all weights frozen, because the statistics follow the newest data.
-Every other buffer that a training pass writes, such as the vectors of a spectral norm, is also kept per task.
+Every other tensor that a training pass writes, such as the vectors of a spectral norm or the weights of a module that
+follows another one as a moving average, is also kept per task.
 """
 
-import copy
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from hatrack.seeds import generator, seeded
 from hatrack.tasks.split import Split
 from hatrack.tracing.norm_calls import NORMS, arguments
-from hatrack.tracing.wrappers import check_modules
+from hatrack.tracing.wrappers import check_modules, copied
 
 if TYPE_CHECKING:
     from hatrack.methods.method import Method
@@ -50,7 +50,7 @@ class TaskNorms(nn.Module):
         found = own_tensors(net)
         self.names, self.shared = [*found, *(name for name in more if name not in found)], shared
         state = _tensors(net.trunk)
-        self.learnt = [isinstance(state[name], nn.Parameter) for name in self.names]
+        self.learnt = [state[name].requires_grad for name in self.names]  # not those that only the trunk itself writes
         self.initial = _Set([] if shared else [nn.Buffer(state[name].detach().clone()) for name in self.names])
         self.sets = nn.ModuleList()  # one per task, from the second task on
         self.lent: int | None = None  # the task that uses the trunk's own tensors for now: see `lend`
@@ -178,9 +178,9 @@ class _FindNorms(TorchFunctionMode):
 
 @torch.no_grad()
 def own_tensors(net: "Network") -> list[str]:
-    """Return the names of the trunk's tensors that every task needs for itself: those of norms, and buffers that a training
-    pass writes. Parts that the user froze are left out."""
-    twin = copy.deepcopy(net.trunk).train()
+    """Return the names of the trunk's tensors that every task needs for itself: those of norms, and what a training pass
+    writes. Parts that the user froze are left out."""
+    twin = copied(net.trunk, net.example).train()
     net.keep_frozen(twin)
     before = {name: (t, t.clone(), _version(t)) for name, t in _tensors(twin).items()}
     with seeded(0, "norms"), _FindNorms() as norms:
@@ -195,7 +195,7 @@ def own_tensors(net: "Network") -> list[str]:
         in_frozen_part = any(name == f or name.startswith(f"{f}.") for f in net.frozen)
         # The version misses writes through `.data`, and the values miss writes of the same values.
         written = _version(tensor) != version or not torch.equal(tensor, old)
-        if not frozen and not in_frozen_part and (id(tensor) in norms.found or written):
+        if not in_frozen_part and (written or (not frozen and id(tensor) in norms.found)):
             names.append(name)
     return names
 
