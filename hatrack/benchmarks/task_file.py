@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from hatrack.files.limits import IMAGE
 from hatrack.options import nearest
 
 BLOCK = 1 << 20  # bytes that are read at a time
+HEAD = re.compile(r"\s*\[\[\s*task\s*\]\]")  # of a task
 
 
 def _numbers(where: str, value: Any) -> None:
@@ -63,18 +65,59 @@ def fingerprint(tasks: str) -> str:
     if not tasks or not path.is_file():
         return ""
     total = hashlib.sha256(read_bytes(path))
-    for entry in read_task_file(path)[1]:
+    for block in _data(path, read_task_file(path)[1]):
+        total.update(block)
+    return total.hexdigest()
+
+
+def grew_from(tasks: str, count: int, digest: str) -> bool:
+    """Return whether a TOML file had a fingerprint before tasks were added at its end.
+
+    Args:
+        tasks: the path of the TOML file.
+        count: how many tasks it had then at least.
+        digest: the fingerprint.
+    """
+    path = Path(tasks)
+    text, entries = read_bytes(path).decode(), read_task_file(path)[1]
+    for tasks_then in range(count, len(entries)):
+        totals = [hashlib.sha256(beginning.encode()) for beginning in _beginnings(text, tasks_then)]
+        for block in _data(path, entries[:tasks_then]) if totals else ():
+            for total in totals:
+                total.update(block)
+        if digest in {total.hexdigest() for total in totals}:
+            return True
+    return False
+
+
+def _beginnings(text: str, count: int) -> list[str]:
+    """Return what a file may have been before its tasks from number `count` on were added: with or without the blank lines
+    and comments above them, and with or without a line end."""
+    lines = text.splitlines(keepends=True)
+    heads = [k for k, line in enumerate(lines) if HEAD.match(line)]
+    if not 0 < count < len(heads):
+        return []
+    end, found = heads[count], list[str]()
+    while not found or not lines[end].strip() or lines[end].lstrip().startswith("#"):
+        kept = "".join(lines[:end])
+        found += [kept, kept.removesuffix("\n").removesuffix("\r")]
+        end -= 1
+    return found
+
+
+def _data(path: Path, entries: list[dict[str, Any]]) -> Iterator[bytes]:
+    """Yield the names, sizes and contents of all files that tasks name."""
+    for entry in entries:
         with errors_name(path, entry):
             data = path.parent / entry["data"]
             for file in image_files(data) if data.is_dir() else [data]:
                 size = file.stat().st_size if file.is_file() else 0
                 name = file.relative_to(data).as_posix()
-                total.update(f"{entry['data']} {name} {size}\n".encode(errors="surrogateescape"))
+                yield f"{entry['data']} {name} {size}\n".encode(errors="surrogateescape")
                 if size:
                     with file.open("rb") as content:
                         while block := content.read(BLOCK):
-                            total.update(block)
-    return total.hexdigest()
+                            yield block
 
 
 def read_task_file(path: Path) -> tuple[tuple[int, ...] | None, list[dict[str, Any]]]:

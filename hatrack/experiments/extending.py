@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from hatrack.benchmarks import BENCHMARKS
+from hatrack.benchmarks.task_file import grew_from
 from hatrack.engine.choice import Engine, Precision, choose_engine
 from hatrack.engine.interleaving import wait_for_gpu
 from hatrack.engine.precision import precision_scope
 from hatrack.experiments.build import build_method, build_tasks, build_trunk, described_trunk
 from hatrack.experiments.kept_models import check_model
-from hatrack.experiments.record import Record
+from hatrack.experiments.record import Record, name_of
 from hatrack.experiments.record_parts import Spec
 from hatrack.experiments.run import versions
 from hatrack.experiments.run_folder import RunFolder, task_model
@@ -53,7 +54,7 @@ def extended_run(record: Record, tasks: int, own: Collection[str] = ()) -> Run:
         ValueError: if there is no such run, or the finished run can't be continued.
     """
     old = Run.from_spec(record.spec.written, own)
-    if old.name != record.name:
+    if old.name != record.name and not _only_grew(old, record):
         raise ValueError(f"{record.name} can't be extended: this version, or the present data, would make another run of it")
     if tasks <= len(record.tasks):
         raise ValueError(f"--tasks must be more than {len(record.tasks)}, the tasks of the record, not {tasks}")
@@ -70,6 +71,13 @@ def extended_run(record: Record, tasks: int, own: Collection[str] = ()) -> Run:
         bounds = f"from {len(record.tasks) + 1} to {total}" if total > len(record.tasks) else f"at most {total}"
         every = "" if total > len(record.tasks) else ", which the record has already"
         raise ValueError(f"--tasks must be {bounds}, the tasks of {old.benchmark}{every}, not {tasks}") from None
+
+
+def _only_grew(old: Run, record: Record) -> bool:
+    """Return whether a run would be that of a record, but for tasks that were added to the user's own TOML file since."""
+    digest = record.spec.data_digest
+    same = digest and name_of({**old.spec, "data_digest": digest}) == record.name
+    return bool(same) and grew_from(old.benchmark_options["tasks"], len(record.tasks), digest or "")
 
 
 def why_not(spec: Spec, tasks: int) -> str:

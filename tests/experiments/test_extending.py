@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -69,6 +70,71 @@ def test_split_mnist_from_two_tasks_to_five(method, tmp_path):
 def test_permuted_mnist_from_two_tasks_to_three(method, tmp_path):
     assert extend(permuted(method), tmp_path, 3) == 0
     assert_same_as_whole(permuted(method, 3), tmp_path, tmp_path)
+
+
+def own_file(folder, count):
+    """Write image tasks of a user's own, and a TOML file that names the first ones."""
+    entries = []
+    for k in range(count):
+        draw = np.random.default_rng(k)
+        y = np.arange(60) % 2
+        x = draw.integers(0, 80, (60, 6, 6)) + 150 * y[:, None, None] * (np.arange(6) % (k + 2) == 0)
+        np.savez(folder / f"month-{k}.npz", **{
+            f"{name}_{part}": value for part in ("train", "test") for name, value in (("x", x.astype(np.uint8)), ("y", y))
+        })  # fmt: skip
+        entries.append(f'[[task]]\nname = "month {k}"\ndata = "month-{k}.npz"\n')
+    path = folder / "tasks.toml"
+    path.write_text("".join(entries))
+    return path
+
+
+def owned(path, method="hat"):
+    network = {"widths": (12,), "input_dropout": 0.0}
+    regime = Regime(epochs=2, batch=20)
+    return Run("own", method, benchmark_options={"tasks": str(path)}, network_options=network, regime=regime)
+
+
+ADDED = '[[task]]\nname = "month 2"\ndata = "month-2.npz"\n'
+
+
+@pytest.mark.parametrize("between", ["", "\n# added in March\n\n"])
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_a_task_that_is_added_at_the_end_of_a_file(between, end, tmp_path):
+    """A task a month: the file grows, and the model goes on from where it was."""
+    path = own_file(tmp_path, 3)
+    path.write_text("\n".join(path.read_text().splitlines()[:6]) + end)
+    old = owned(path)
+    run(old, tmp_path, keep_model=True, keep_each=True)
+    with path.open("a") as file:
+        file.write("\n" * (not end) + between + ADDED)
+    assert main(("extend", str(tmp_path / f"{old.name}.json"), "--tasks", "3", *WORDS)) == 0
+    found = assert_same_as_whole(owned(path), tmp_path, tmp_path)
+    assert [task.name for task in found.tasks] == ["month 0", "month 1", "month 2"]
+    assert found.extended["from"] == old.name != found.name
+    assert found.summary["forgetting"] == 0
+
+
+@pytest.mark.parametrize("change", ["name", "data", "inserted", "comment"])
+def test_a_file_that_did_more_than_grow_is_refused(change, tmp_path, capsys):
+    path = own_file(tmp_path, 3)
+    whole = path.read_text()
+    path.write_text("".join(whole.splitlines(keepends=True)[:6]))
+    old = owned(path)
+    run(old, tmp_path, keep_model=True)
+    text = {
+        "name": whole.replace("month 1", "month one"),
+        "inserted": "".join(whole.splitlines(keepends=True)[k] for k in (0, 1, 2, 6, 7, 8, 3, 4, 5)),
+        "comment": "# ours\n" + whole,
+    }
+    path.write_text(text.get(change, whole))
+    if change == "data":
+        arrays = dict(np.load(tmp_path / "month-0.npz"))
+        np.savez(tmp_path / "month-0.npz", **{**arrays, "y_train": 1 - arrays["y_train"]})
+    assert main(("extend", str(tmp_path / f"{old.name}.json"), "--tasks", "3", *WORDS)) == 2
+    said = capsys.readouterr().err.strip()
+    assert "can't be extended" in said
+    assert "\n" not in said
+    assert len(list(tmp_path.glob("own-*.json"))) == 1
 
 
 def test_an_extension_is_extended_and_keeps_the_models_after_its_tasks(tmp_path):
