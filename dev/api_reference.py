@@ -85,7 +85,7 @@ SHOWN = {  # what users call of classes that have more for the library's own use
     "Trainer": (),
     "TensorBoard": (),
     "WandB": (),
-    "Guard": ("learn", "use", "verify", "usage", "release", "save", "add_optimizer", "remove"),
+    "Guard": ("learn", "use", "verify", "certificate", "usage", "release", "save", "add_optimizer", "remove"),
     "Capacity": ("free", "forecast"),
     "Regime": (),
 }

@@ -1,13 +1,20 @@
 """Certifying models and verifying them. Imported when one of the commands begins: it needs torch."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
-from hatrack.cli.trunks import load_model
+import torch
+from torch.optim import SGD
+
+from hatrack.cli.trunks import load_model, own_trunk
 from hatrack.experiments.bill_of_materials import bill_of_materials, save_bill
 from hatrack.experiments.kept_models import is_model_of
 from hatrack.experiments.record import Record
+from hatrack.files import tensors as tensor_files
 from hatrack.files.atomic import read_bytes
+from hatrack.guard.protect import load_guard
+from hatrack.guard.writing import KIND as GUARD
 from hatrack.methods.certificate import Comparison, compare_certificates, load_certificate, save_certificate
 from hatrack.text import say
 
@@ -22,8 +29,8 @@ def certify(model: Path, kind: str, out: Path, trunk: str, method: str) -> None:
         trunk: the place of a function that makes its trunk, "module:name"; "" if the file says it.
         method: the place of the class of its method, if it is the user's own.
     """
-    loaded = load_model(model, trunk, method)
     if kind == "cyclonedx":
+        loaded = load_model(model, trunk, method)
         beside = model.with_suffix(".json")
         record = Record.load(beside) if beside.exists() else None
         if record and not is_model_of(model, loaded, record):
@@ -32,7 +39,7 @@ def certify(model: Path, kind: str, out: Path, trunk: str, method: str) -> None:
         save_bill(bill_of_materials(loaded, model, record), out)
         say(f"the bill of materials of {model} is in {out}")
         return
-    found = loaded.certificate()
+    found = _certificate_of_model(model, trunk, method)
     if out.exists():
         load_certificate(out)  # an error if it is another file
     save_certificate(found, out)
@@ -66,5 +73,17 @@ def lines(found: Comparison) -> list[str]:
 def _certificate(path: Path, trunk: str, method: str) -> dict[str, Any]:
     """Return the certificate in a file, or of the model in it, whose digests are computed anew from its tensors."""
     if path.suffix == ".safetensors" or read_bytes(path, most=None)[8:9] == b"{":  # behind the size of its header
-        return load_model(path, trunk, method).certificate()
+        return _certificate_of_model(path, trunk, method)
     return load_certificate(path)
+
+
+def _certificate_of_model(path: Path, trunk: str, method: str) -> dict[str, Any]:
+    """Return the certificate of what a file holds: a model, or the guard of a user's own loop."""
+    if tensor_files.load(path)[1].get("kind") != GUARD:
+        return load_model(path, trunk, method).certificate()
+    if (backbone := own_trunk(trunk)) is None:
+        raise ValueError(f"{path} holds a guard: --trunk MODULE:FUNCTION makes its backbone")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* has modules of the task")  # their values are in the file
+        trained = list(backbone.parameters()) or [torch.zeros(0)]  # without any, `load_guard` says so
+        return load_guard(path, backbone, SGD(trained, lr=0.0)).certificate()

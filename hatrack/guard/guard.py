@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -23,6 +24,8 @@ from hatrack.guard.soft_gates import Gated
 from hatrack.guard.steps import GuardedSteps
 from hatrack.guard.writing import write
 from hatrack.methods import METHODS
+from hatrack.methods.certificate import certificate_of, entry
+from hatrack.methods.guarantees import logits
 from hatrack.methods.hidden_state import HiddenState
 from hatrack.methods.modes import without_autocast_cache
 from hatrack.methods.parts.usage import warn_if_full
@@ -195,6 +198,22 @@ class Guard:
             for name, task in self.tasks.items():
                 task.check(self.method, name)
         return {name: task.digest for name, task in self.tasks.items()}
+
+    @torch.no_grad()
+    def certificate(self) -> dict[str, Any]:
+        """Return the certificate of all finished tasks, for `hr.compare_certificates`: of each the digest of all that it
+        uses, its own modules included, and the features of the example.
+
+        Raises:
+            ValueError: if nothing has been learned, or a task has changed.
+        """
+        self.verify()
+        if not self.tasks:
+            raise ValueError("nothing has been learned, so there is nothing to certify")
+        with self.attachment.bare(), evaluating(self.backbone):
+            found = {name: (task.number, task.digest, logits(self.method, task.number)) for name, task in self.tasks.items()}
+        entries = [entry(n, name, digest, {"kind": "features"}, answers) for name, (n, digest, answers) in found.items()]
+        return certificate_of(self.method, entries)
 
     def usage(self) -> dict[str, float]:
         """Return the share of every layer that finished tasks have taken, and 1 for what is held whole by them."""

@@ -68,16 +68,21 @@ def certificate(method: "Method") -> dict[str, Any]:
     if not all(digests.values()):
         kind = METHODS.name_of(type(method))
         raise ValueError(f"{kind} does not guarantee that finished tasks stay as they are, so it can't certify them")
-    tasks = [
-        {
-            "number": task,
-            "name": name,
-            "digest": digests[task],
-            "target": {"outputs": method.net.classes[task], **method.net.targets.get(task, CLASSES).to_dict()},
-            "answers": _plain(logits(method, task)),
-        }
-        for task, name in method.history.items()
-    ]
+    net = method.net
+    targets = {task: {"outputs": net.classes[task], **net.targets.get(task, CLASSES).to_dict()} for task in digests}
+    return certificate_of(
+        method,
+        [entry(task, name, digests[task], targets[task], logits(method, task)) for task, name in method.history.items()],
+    )
+
+
+def entry(number: int, name: str, digest: str, target: Mapping[str, Any], answers: torch.Tensor) -> dict[str, Any]:
+    """Return what a certificate has of a finished task."""
+    return {"number": number, "name": name, "digest": digest, "target": dict(target), "answers": _plain(answers)}
+
+
+def certificate_of(method: "Method", tasks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the certificate of a method with these entries, see `entry`."""
     return signed({
         "kind": KIND,
         "format": FORMAT,
