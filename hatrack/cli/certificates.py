@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import SGD
 
 from hatrack.cli.trunks import load_model, own_trunk
 from hatrack.experiments.bill_of_materials import bill_of_materials, save_bill
 from hatrack.experiments.kept_models import is_model_of
 from hatrack.experiments.record import Record
-from hatrack.files import tensors as tensor_files
 from hatrack.files.atomic import read_bytes
+from hatrack.files.tensors import written_kind
 from hatrack.guard.protect import load_guard
 from hatrack.guard.writing import KIND as GUARD
 from hatrack.methods.certificate import Comparison, compare_certificates, load_certificate, save_certificate
@@ -79,11 +80,11 @@ def _certificate(path: Path, trunk: str, method: str) -> dict[str, Any]:
 
 def _certificate_of_model(path: Path, trunk: str, method: str) -> dict[str, Any]:
     """Return the certificate of what a file holds: a model, or the guard of a user's own loop."""
-    if tensor_files.load(path)[1].get("kind") != GUARD:
+    if written_kind(path) != GUARD:
         return load_model(path, trunk, method).certificate()
     if (backbone := own_trunk(trunk)) is None:
         raise ValueError(f"{path} holds a guard: --trunk MODULE:FUNCTION makes its backbone")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* has modules of the task")  # their values are in the file
-        trained = list(backbone.parameters()) or [torch.zeros(0)]  # without any, `load_guard` says so
+        trained = list(backbone.parameters()) or [nn.Parameter(torch.zeros(0))]  # without any, `load_guard` says so
         return load_guard(path, backbone, SGD(trained, lr=0.0)).certificate()

@@ -57,15 +57,28 @@ def written_digest(path: Path) -> str:
 
     `load` compares the digest with the content.
     """
-    if not is_plain(path):
+    return str(_header(path).get("digest", ""))
+
+
+def written_kind(path: Path) -> str:
+    """Return what a file of `save` says it holds, "method" or "guard"; only its header is read. "" if it says nothing."""
+    try:
+        return str(json.loads(_header(path)["hatrack"])["kind"])
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """Return the metadata in the header of a file of safetensors; empty if there are none."""
+    if not is_plain(path):
+        return {}
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size)) if size <= TEXT else {}
-        return str(header["__metadata__"]["digest"])
+            found = json.loads(file.read(size))["__metadata__"] if size <= TEXT else {}
+        return found if isinstance(found, dict) else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ""
+        return {}
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
