@@ -49,11 +49,11 @@ def accuracy_lines(name: str = "accuracy", title: str = "Average accuracy agains
     return Plot(name, title, lambda results: _lines(results, lines(results), "average accuracy, %", 4))
 
 
-def flatness_lines(name: str = "spectrum") -> Plot:
-    """Return the plot of the flatness of every row that has it."""
+def flatness_lines(name: str = "spectrum", labels: Sequence[str] = ()) -> Plot:
+    """Return the plot of the flatness of every row that has it, or of the rows of these labels."""
 
     def figure(results: Results) -> Figure | None:
-        found = {label: runs for label in results.rows if (runs := results.flatness_of(label))}
+        found = {label: runs for label in labels or results.rows if (runs := results.flatness_of(label))}
         return draw_flatness(found, styles(results)) if found else None
 
     return Plot(name, "Curvature, forgetting with its bound, and the loss between two tasks", figure)
