@@ -46,8 +46,7 @@ def first_experiment() -> Part:
         plots=(
             accuracy_lines(),
             *(
-                tasks_by_epoch(f"{what}, {kind}", f"tasks-{what}-{kind}", f"The accuracy of every task: {what}, {kind}")
-                for what in BENCHMARKS
+                tasks_by_epoch(f"rotated, {kind}", f"tasks-{kind}", f"The accuracy of every task: rotated, {kind}")
                 for kind in ("plastic", "stable")
             ),
         ),
@@ -59,11 +58,12 @@ def regimes(what: str) -> list[Row]:
     benchmark = BENCHMARKS[what]
     short = {"tasks": 5, "width": 100, "regime": FIVE}
     both = {"lr_decay": 0.4, "small_batch": 16}
-    plastic = replace(mnist(benchmark, "sgd", FIVE, tasks=5, width=100), watch_tasks=True)
-    quarter = replace(stable(benchmark, drop=0.25, **both, **short), watch_tasks=True)
+    watched = what == "rotated"  # of which the paper has a figure
+    plastic = mnist(benchmark, "sgd", FIVE, tasks=5, width=100)
+    quarter = stable(benchmark, drop=0.25, **both, **short)
     return [
-        Row(f"{what}, plastic", plastic),
-        Row(f"{what}, stable", quarter, note="Dropout by the authors' later word."),
+        Row(f"{what}, plastic", replace(plastic, watch_tasks=watched)),
+        Row(f"{what}, stable", replace(quarter, watch_tasks=watched), note="Dropout by the authors' later word."),
         Row(f"{what}, stable, published script", stable(benchmark, drop=0.5, **both, **short), note=SCRIPT_NOTE),
     ]
 
