@@ -46,7 +46,7 @@ def first_experiment() -> Part:
         plots=(
             accuracy_lines(),
             *(
-                tasks_by_epoch(f"rotated, {kind}", f"tasks-{kind}", f"The accuracy of every task: rotated, {kind}")
+                tasks_by_epoch(f"rotated, {kind}", f"tasks-{kind}", f"The accuracy of every task: rotated, {kind}", 50)
                 for kind in ("plastic", "stable")
             ),
         ),

@@ -16,7 +16,7 @@ from hatrack.recipes.page import main_table
 from hatrack.recipes.quantities import summary
 from hatrack.recipes.recipe import Part, Published
 from hatrack.recipes.regimes_table_2 import memoryless
-from hatrack.recipes.regimes_theory import EIGENVALUE, MOVED, SHARE, flatness, together
+from hatrack.recipes.regimes_theory import EIGENVALUE, MOVED, SHARE, first_experiment, flatness, together
 from hatrack.recipes.reproduce import read_records
 from hatrack.recipes.results import Records, Results, index
 from hatrack.recipes.verdicts import sureness
@@ -81,9 +81,25 @@ def test_the_bound_is_kept_in_every_run_or_in_none():
     assert claim.holds(of(PAIRS, ("HAT", "SGD", "EWC"))) is None
 
 
-def test_what_the_notes_say_of_curvature_and_distance():
+@pytest.fixture(scope="module")
+def of_the_project():
+    return read_records(RESULTS)
+
+
+def test_the_figures_of_every_task_have_one_scale(of_the_project):
+    results = Results(first_experiment(), of_the_project)
+    lowest = {}
+    for plot in results.part.plots[1:]:
+        (axes,) = plot.draw(results).axes
+        lowest[plot.name] = min(line.get_ydata().min() for line in axes.lines if line.get_label().startswith("task"))
+        assert axes.get_ylim()[0] == 50
+        assert axes.get_ylim()[1] > 97
+    assert lowest["tasks-plastic"] < lowest["tasks-stable"] - 20, "the control: their own scales would differ"
+
+
+def test_what_the_notes_say_of_curvature_and_distance(of_the_project):
     """Wider minima do not forget less by themselves; the numbers are those of docs/flatness.md."""
-    results = Results(flatness(), read_records(RESULTS))
+    results = Results(flatness(), of_the_project)
     found = {
         label: [results.mean(label, quantity) for quantity in (EIGENVALUE, MOVED, summary("forgetting_mirzadeh"))]
         for label in results.rows
