@@ -145,7 +145,7 @@ def own_code(benchmark: str, name: str, title: str, text: str, **tasks: Any) -> 
             label,
             baseline(benchmark, method, tasks=23, **tasks, **own),
             published=NUMBERS[benchmark][label],
-            note=OWN_CODE_NOTE,
+            note=OWN_CODE_NOTE[benchmark],
         )
         for label, (method, own) in options.items()
     ]
