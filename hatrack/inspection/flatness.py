@@ -102,8 +102,10 @@ class Flatness:
 
 CORRELATIONS = {  # what `correlations` returns, in words
     "eigenvalue": "forgetting of a task at the end, and its largest eigenvalue",
+    "fixed": "forgetting of a task by the next, over the squared distance moved, and its largest eigenvalue",
     "distance": "forgetting of task 1 by task 2, and the distance moved in task 2",
     "second": "forgetting of task 2 after later tasks, and the distance from its end",
+    "next": "distance moved in a task, and its own largest eigenvalue",
 }
 
 
@@ -134,15 +136,23 @@ def correlations(found: Sequence[Flatness]) -> dict[str, Correlation]:
 
     Returns:
         By name: "eigenvalue", the forgetting of every task but the last at the end of the run and its largest eigenvalue;
+        "fixed", the same for a fixed distance: the forgetting by the next task, divided by the square of the distance that
+        it moved, and the largest eigenvalue, without tasks in which nothing moved;
         "distance", the forgetting of the first task by the second, and the distance moved in the second, a pair per run;
-        "second", the forgetting of the second task after every later one, and the distance from its end.
+        "second", the forgetting of the second task after every later one, and the distance from its end;
+        "next", the distance moved in every task but the first, and that task's own largest eigenvalue.
     """
     curved = [(top, row[-1]) for one in found for top, row in list(zip(one.top, one.forgetting, strict=True))[:-1]]
+    fixed = [
+        (top, row[1] / d**2) for one in found for top, row, d in zip(one.top, one.forgetting, one.moved, strict=False) if d
+    ]
     moved = [(one.moved[0], one.forgetting[0][1]) for one in found if len(one.tasks) > 1]
     second = [
         pair for one in found if len(one.tasks) > 2 for pair in zip(one.distances[1][1:], one.forgetting[1][1:], strict=True)
     ]
-    return {"eigenvalue": correlation(curved), "distance": correlation(moved), "second": correlation(second)}
+    later = [pair for one in found for pair in zip(one.top[1:], one.moved, strict=True)]
+    pairs = {"eigenvalue": curved, "fixed": fixed, "distance": moved, "second": second, "next": later}
+    return {key: correlation(group) for key, group in pairs.items()}
 
 
 def correlation(pairs: Sequence[tuple[float, float]]) -> Correlation:

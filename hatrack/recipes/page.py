@@ -202,7 +202,7 @@ def _cells(results: Results, row: Row, quantity: Quantity) -> list[str]:
     given = cell(measure, MeanStd(published.mean, published.std, 0)) if published else MISSING
     difference = format_number(measure, ours.mean - published.mean) if ours and published else MISSING
     if ours is None and count:
-        words = "not known: a reference is missing" if published else NOT_PUBLISHED
+        words = "not known: a reference is missing" if published and not row.reference else NOT_PUBLISHED
     elif results.part.order_by:
         words = "order only" if published and ours else verdict(ours, published)
     else:

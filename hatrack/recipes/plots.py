@@ -69,11 +69,11 @@ def _padded(line: Matrix, length: int) -> Matrix:
     return np.pad(line, (0, length - len(line)), constant_values=np.nan)
 
 
-def flatness_lines(name: str = "spectrum") -> Plot:
-    """Return the plot of the flatness of every row that has it."""
+def flatness_lines(name: str = "spectrum", labels: Sequence[str] = ()) -> Plot:
+    """Return the plot of the flatness of every row that has it, or of the rows of these labels."""
 
     def figure(results: Results) -> Figure | None:
-        found = {label: runs for label in results.rows if (runs := results.flatness_of(label))}
+        found = {label: runs for label in labels or results.rows if (runs := results.flatness_of(label))}
         return draw_flatness(found, styles(results)) if found else None
 
     return Plot(name, "Curvature, forgetting with its bound, and the loss between two tasks", figure)
@@ -199,8 +199,9 @@ def _sweep_line(
 # Tasks
 
 
-def tasks_by_epoch(label: str, name: str, title: str) -> Plot:
-    """Return the plot of the accuracy of every task after each epoch of a row, the mean over its seeds (002)."""
+def tasks_by_epoch(label: str, name: str, title: str, low: float = 100.0) -> Plot:
+    """Return the plot of the accuracy of every task after each epoch of a row, the mean over its seeds (002); its y axis
+    begins at `low` or below, so that figures beside each other are alike."""
 
     def figure(results: Results) -> Figure | None:
         runs = [[row for curve in r.curves for row in curve.watched or ()] for r in results.records(label)]
@@ -221,6 +222,7 @@ def tasks_by_epoch(label: str, name: str, title: str) -> Plot:
                 axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.16, linewidth=0)
         for start in starts[1:-1]:
             axes.axvline(start + 0.5, color="#9aa5b1", linewidth=0.7, linestyle=":")
+        axes.set_ylim(bottom=min(low, axes.get_ylim()[0]))
         axes.set_xlabel("epochs of all tasks")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))

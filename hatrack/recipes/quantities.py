@@ -139,6 +139,19 @@ def epochs_to(accuracy: float, task: int) -> Quantity:
     return Quantity(measure, value)
 
 
+def accuracy_over_epochs(task: int) -> Quantity:
+    """Return the mean over a task's epochs of its accuracy on validation data; NaN without such data."""
+    meaning = "The mean over all epochs of the task of the accuracy after the epoch: the sooner it rises, the higher it is."
+    measure = Measure(f"over_epochs_{task}", f"Validation accuracy of task {task}, mean over its epochs", "%", meaning)
+
+    def value(record: Record, _: References) -> float:
+        found = [point.valid_accuracy for curve in record.curves if curve.task == task - 1 for point in curve.epochs]
+        known = [accuracy for accuracy in found if accuracy is not None]
+        return float(np.mean(known)) if known and len(known) == len(found) else math.nan
+
+    return Quantity(measure, value)
+
+
 def parameters_per_task() -> Quantity:
     """Return how many parameters a method keeps at the end, those that tasks share included, divided by the tasks."""
     meaning = "All parameters that the method keeps at the end, divided by the number of tasks."
@@ -168,6 +181,18 @@ def forgetting_bound() -> Quantity:
     """Return the bound on `loss_forgotten` to second order."""
     meaning = "1/2 times the largest eigenvalue of task 1 times the squared distance from its end."
     return _of_flatness("bound", "Its bound", meaning, lambda found: found.bounds[0][-1])
+
+
+def share_of_bound() -> Quantity:
+    """Return the largest share of its bound that the forgetting of a task reaches, over all tasks and all later ones."""
+    meaning = "The forgetting of a task after a later one, divided by its bound: the largest over all such pairs."
+    return _of_flatness("share_of_bound", "Largest share of a bound", meaning, _largest_share)
+
+
+def _largest_share(found: Flatness) -> float:
+    pairs = zip(found.forgetting, found.bounds, strict=True)
+    return max((f / bound for lost, bounds in pairs for f, bound in zip(lost[1:], bounds[1:], strict=True) if bound > 0),
+               default=math.nan)  # fmt: skip
 
 
 def _of_flatness(key: str, title: str, meaning: str, value: Callable[[Flatness], float]) -> Quantity:

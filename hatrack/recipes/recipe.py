@@ -12,6 +12,7 @@ from hatrack.options import nearest
 from hatrack.recipes.quantities import Quantity
 
 if TYPE_CHECKING:
+    from hatrack.experiments.statistics import Differences
     from hatrack.recipes.results import Results
 
 SEEDS = (0, 1, 2)  # of a row that names no others
@@ -72,6 +73,7 @@ class Comparison(NamedTuple):
         others: the rows that it is compared with; none: it is said to have more than the number `by`.
         by: by how much at least.
         less: whether it is said to have less.
+        some: whether that is said of some of the others, of one at least, and not of all.
     """
 
     quantity: Quantity
@@ -79,6 +81,7 @@ class Comparison(NamedTuple):
     others: tuple[str, ...]
     by: float = 0.0
     less: bool = False
+    some: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,17 +91,25 @@ class Claim:
     Attributes:
         text: the sentence.
         holds: whether it does, by the means of the results; None if a row is missing.
-        compared: what it compares, for a test over seeds; None if no such test is known.
+        compared: what it compares, for a test over seeds; None if it compares no rows.
+        values: a number per seed that is above 0 if it holds, for such a test of another claim; None if there is none.
     """
 
     text: str
     holds: "Callable[[Results], bool | None]"
     compared: Comparison | None = None
+    values: "Callable[[Results], Differences] | None" = None
 
 
 def above(text: str, quantity: Quantity, label: str, *others: str, by: float = 0.0) -> Claim:
     """Return the claim that a row has more of a quantity than others, by a margin."""
     compared = Comparison(quantity, label, others, by)
+    return Claim(text, lambda results: results.holds(compared), compared)
+
+
+def above_some(text: str, quantity: Quantity, label: str, *others: str) -> Claim:
+    """Return the claim that a row has more of a quantity than some of the others, than one at least."""
+    compared = Comparison(quantity, label, others, some=True)
     return Claim(text, lambda results: results.holds(compared), compared)
 
 

@@ -126,9 +126,13 @@ class Results:
         sign = -1 if compared.less else 1
         first, *rest = (self.mean(label, compared.quantity) for label in (compared.label, *compared.others))
         known = [value for value in rest if value is not None] if compared.others else [0.0]
-        if first is None or not all(sign * first > sign * value + compared.by for value in known):
-            return None if first is None else False
-        return True if len(known) >= len(rest) else None
+        if first is None:
+            return None
+        more = [sign * first > sign * value + compared.by for value in known]
+        decisive = compared.some  # the answer that one row gives for all
+        if decisive in more:
+            return decisive
+        return not decisive if len(known) >= len(rest) else None
 
     def differences(self, compared: Comparison) -> dict[str, Differences]:
         """Return by how much more than it must a row has (or less, if that is compared), at every seed that both have.

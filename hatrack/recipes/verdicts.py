@@ -2,7 +2,7 @@
 
 import math
 
-from hatrack.experiments.statistics import FEWEST, LEVEL, holm, t_test
+from hatrack.experiments.statistics import FEWEST, LEVEL, Differences, holm, t_test
 from hatrack.recipes.recipe import Claim, Part, Published
 from hatrack.recipes.results import Results, rank_correlation
 from hatrack.reporting.measures import MeanStd
@@ -12,9 +12,9 @@ RULE = (
     "A number agrees with the published one if they differ by no more than two standard errors of the difference, a rough "
     "measure with few seeds; it is close if they differ by more, but by no more than the tolerance of the table. Where one "
     "side has no standard deviation, that of the other is taken for both. A claim holds or not by the means in the tables. "
-    "Beside it is the p-value of Student's test: paired over the n seeds that two rows share, or of a row against a number; "
-    "corrected after Holm if a row is compared with several: the largest if the claim holds, else the smallest of those "
-    "against it."
+    "Beside it is the p-value of Student's test: paired over the n seeds that two rows share, or of a row or a correlation "
+    "against a number; corrected after Holm if a row is compared with several: the largest if the claim holds, else the "
+    "smallest of those against it. Of a claim about some of several it is the smallest of those for it, else the largest."
 )
 NO_TEST = "—"
 
@@ -56,24 +56,29 @@ def sureness(results: Results, claim: Claim) -> str:
         claim: the claim.
 
     Returns:
-        A few words; a dash if a row is missing or if the claim compares no rows.
+        A few words; a dash if a row is missing or if no test of the claim is known.
     """
     answer = claim.holds(results)
-    if claim.compared is None or answer is None:
+    if answer is None or (claim.compared is None and claim.values is None):
         return NO_TEST
-    found = list(results.differences(claim.compared).values())
-    deciding = [k for k, values in enumerate(found) if answer or (len(values) and values.mean() <= 0)]
+    found = list(results.differences(claim.compared).values()) if claim.compared else _per_seed(results, claim)
+    every = answer != (claim.compared is not None and claim.compared.some)  # each difference counts, not one of them alone
+    deciding = [k for k, values in enumerate(found) if every or (len(values) and (values.mean() > 0) == answer)]
     counts = [len(found[k]) for k in deciding]
     tested = [k for k, values in enumerate(found) if len(values) >= FEWEST]
     ps = dict(zip(tested, holm([t_test(found[k]) for k in tested]), strict=True))
     if not ps.keys() & deciding:
         return f"too few seeds to test (n = {min(counts, default=0)})"
-    k = (max if answer else min)(ps.keys() & deciding, key=ps.__getitem__)
-    if answer and min(counts) < FEWEST and ps[k] < LEVEL:  # what was not tested may still be chance; what is known to be, is
+    k = (max if every else min)(ps.keys() & deciding, key=ps.__getitem__)
+    if every and min(counts) < FEWEST and ps[k] < LEVEL:  # what was not tested may still be chance; what is known to be, is
         return f"too few seeds to test (n = {min(counts)})"
     p = ps[k] if (found[k].mean() > 0) == answer else 1.0  # seeds that only one row has may turn a mean
     said = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
     return f"{said} (n = {len(found[k])})" + ("" if p < LEVEL else ": may be chance")
+
+
+def _per_seed(results: Results, claim: Claim) -> list[Differences]:
+    return [claim.values(results)] if claim.values else []
 
 
 def order(results: Results) -> str:

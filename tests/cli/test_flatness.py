@@ -111,7 +111,7 @@ def test_seeds_are_one_run_and_regimes_are_several(kept, tmp_path, capsys):
     assert main((*words, "--names", "large,small")) == 0
     said = capsys.readouterr().out
     assert "large, mean over 2 seeds" in said
-    assert said.count("(3 pairs)") == 2, "one task of three runs, and one distance of each"
+    assert said.count("(3 pairs)") == 4, "of three runs one task and its distance, the next one and its own"
     assert (tmp_path / "f.png").exists()
     assert main((*words, "--names", "large")) == 2
     assert "2 names" in capsys.readouterr().err

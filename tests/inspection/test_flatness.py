@@ -225,6 +225,21 @@ def test_which_pairs_are_correlated():
     assert correlations([one(1)])["distance"].pairs == 1
 
 
+def test_curvature_for_a_fixed_distance_and_that_of_the_next_task():
+    def one(tops, moved, lost):
+        distances = [[0, moved[0], 9], [0, moved[1]], [0]]
+        losses = [[1, 1 + lost[0], 1], [1, 1 + lost[1]], [1]]
+        return Flatness(["a", "b", "c"], 4, [5] * 3, [[top] for top in tops], distances=distances, losses=losses)
+
+    runs = [one((1, 4, 2), (2, 3), (8, 18)), one((3, 6, 8), (1, 0), (1, 5))]
+    found = correlations(runs)
+    # forgotten over squared distance: 8 / 4, 18 / 9, 1 / 1, and in the last nothing moved; eigenvalues 1, 4, 3
+    # from their means: -5/3, 4/3, 1/3 and 1/3, 1/3, -2/3, so that it is (-1/3) / sqrt(14/3 * 2/3); of ranks it is 0
+    assert found["fixed"] == (3, pytest.approx(-1 / math.sqrt(28)), pytest.approx(0))
+    # eigenvalues of the second and third tasks 4, 2, 6, 8, and 2, 3, 1, 0 moved in them, which is 4 less half of them
+    assert found["next"] == (4, pytest.approx(-1), pytest.approx(-1))
+
+
 def test_a_flatness_is_read_from_what_it_writes():
     tasks, methods = learned(count=2)
     found = flatness(methods, tasks, points=2)

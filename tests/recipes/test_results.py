@@ -9,9 +9,11 @@ from scipy.stats import ttest_1samp
 
 from hatrack.experiments.record_parts import Routed
 from hatrack.experiments.spec import Run
+from hatrack.inspection.flatness import Flatness
 from hatrack.recipes.quantities import (
     References,
     accuracy_on,
+    accuracy_over_epochs,
     accuracy_range,
     epochs_to,
     fluctuation,
@@ -19,9 +21,10 @@ from hatrack.recipes.quantities import (
     less,
     lowest_accuracy,
     ratio,
+    share_of_bound,
     summary,
 )
-from hatrack.recipes.recipe import Claim, Part, Published, Row, above, below, exceeds
+from hatrack.recipes.recipe import Claim, Part, Published, Row, above, above_some, below, exceeds
 from hatrack.recipes.results import Results, index, rank_correlation
 from hatrack.recipes.verdicts import order, sureness, verdict
 from hatrack.reporting.measures import MeanStd
@@ -170,6 +173,40 @@ def test_the_p_value_of_a_claim_by_hand():
     assert sureness(found, above("", ACCURACY, "SGD", "HAT", "EWC")) == f"p = {p:.3f} (n = 3)"
 
 
+def test_a_claim_about_some_of_several():
+    found = at_seeds(hat=[0.80, 0.82, 0.84], sgd=[0.70, 0.70, 0.70], ewc=[0.85, 0.86, 0.90])
+    some = above_some("", ACCURACY, "HAT", "SGD", "EWC")
+    assert some.holds(found) is True
+    assert above("", ACCURACY, "HAT", "SGD", "EWC").holds(found) is False, "the control: not of all"
+    p = 2 * ttest_1samp([0.10, 0.12, 0.14], 0).pvalue  # against SGD; twice as large after Holm
+    assert sureness(found, some) == f"p = {p:.3f} (n = 3)"
+    none = above_some("", ACCURACY, "SGD", "HAT", "EWC")
+    assert none.holds(found) is False
+    sure, less_sure = sorted(ttest_1samp(values, 0).pvalue for values in ([0.10, 0.12, 0.14], [0.15, 0.16, 0.20]))
+    assert 2 * sure > less_sure, "so that both are as large after Holm; it fails only if both are better"
+    assert sureness(found, none) == f"p = {2 * sure:.3f} (n = 3)"
+
+
+def test_a_claim_about_some_of_several_with_a_missing_row():
+    found = at_seeds(hat=[0.80, 0.82, 0.84], sgd=[0.70, 0.70, 0.70])
+    assert above_some("", ACCURACY, "HAT", "SGD", "EWC").holds(found) is True
+    assert above_some("", ACCURACY, "SGD", "HAT", "EWC").holds(found) is None, "EWC may still be worse"
+    assert above_some("", ACCURACY, "EWC", "HAT", "SGD").holds(found) is None
+
+
+def test_a_claim_with_a_number_per_seed_is_tested_against_zero():
+    found = at_seeds(hat=[0.80])
+    p = ttest_1samp([0.1, 0.3, 0.4], 0).pvalue
+    assert sureness(found, Claim("", lambda _: True, values=lambda _: np.array([0.1, 0.3, 0.4]))) == (
+        f"p = {p:.3f} (n = 3): may be chance"
+    )
+    against = Claim("", lambda _: False, values=lambda _: np.array([-0.1, -0.12, -0.14]))
+    assert sureness(found, against) == f"p = {ttest_1samp([0.10, 0.12, 0.14], 0).pvalue:.3f} (n = 3)"
+    assert sureness(found, Claim("", lambda _: True, values=lambda _: np.array([0.1, 0.3]))) == (
+        "too few seeds to test (n = 2)"
+    )
+
+
 def test_a_claim_without_seeds_is_not_tested():
     found = at_seeds(hat=[0.80, 0.82], sgd=[0.70, 0.70, 0.71])
     assert sureness(found, above("", ACCURACY, "HAT", "SGD")) == "too few seeds to test (n = 2)"
@@ -213,6 +250,21 @@ def test_quantities_by_hand(results):
     assert accuracy_range().value(record, none) == pytest.approx(0.80 - 0.50)
     assert epochs_to(0.7, 2).value(record, none) == 2
     assert math.isnan(epochs_to(0.8, 2).value(record, none))
+    assert accuracy_over_epochs(2).value(record, none) == pytest.approx((0.5 + 0.7 + 0.6) / 3)
+    assert math.isnan(accuracy_over_epochs(3).value(record, none)), "there is no third task"
+    curve = record.curves[1]
+    unknown = replace(curve, epochs=[curve.epochs[0]._replace(valid_accuracy=None), *curve.epochs[1:]])
+    assert math.isnan(accuracy_over_epochs(2).value(replace(record, curves=[record.curves[0], unknown]), none))
+
+
+def test_the_largest_share_of_a_bound_by_hand():
+    # bounds 1/2 * 4 * 1, 1/2 * 4 * 9 = 2, 18 and 1/2 * 2 * 4 = 4; forgotten 1, 3 and 3
+    distances, losses = [[0.0, 1.0, 3.0], [0.0, 2.0], [0.0]], [[1.0, 2.0, 4.0], [1.0, 4.0], [1.0]]
+    found = Flatness(["a", "b", "c"], 2, [9] * 3, [[4.0], [2.0], [7.0]], distances=distances, losses=losses)
+    record = make("sgd", 0)
+    assert share_of_bound().value(record, References(None, None, found)) == pytest.approx(3 / 4)
+    still = replace(found, distances=[[0.0] * 3, [0.0] * 2, [0.0]])
+    assert math.isnan(share_of_bound().value(record, References(None, None, still))), "nothing moved: there is no bound"
 
 
 def test_fluctuation_by_hand():
