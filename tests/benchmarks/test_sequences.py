@@ -408,8 +408,8 @@ def test_list_without_data_still_shows_the_options(capsys):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["hat", "--seed", "0"], "--seed and --data need the name of a benchmark, not 'hat'"),
-        (["--data", "sample"], "--seed and --data need the name of a benchmark, not ''"),
+        (["hat", "--seed", "0"], "--seed, --data and --tasks need the name of a benchmark, not 'hat'"),
+        (["--data", "sample"], "--seed, --data and --tasks need the name of a benchmark, not ''"),
         (["pmnst", "--seed", "0"], "did you mean 'pmnist'?"),
         (["pmnist", "--data", "smaple"], "data must be one of 'full', 'sample', not 'smaple'"),
         (["cifar", "--data", "sample"], "cifar has no option 'data'"),
