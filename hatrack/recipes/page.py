@@ -33,7 +33,7 @@ CLASSES = {
 }  # of cells, by what stands in them
 PUBLISHED = ": published"  # ends the head of the first of four columns about one quantity
 ENGINES = {"auto": "engine not recorded", "none": "nothing trained"}  # older records have the choice, not the engine
-HOLDS = {True: "holds", False: "does not hold", None: "not known yet: a row is missing"}
+HOLDS = {True: "holds", False: "does not hold"}
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,13 @@ class Section:
     part: Part
     table: Grid | None
     grids: list[Grid]
+    unrun: list[str]  # the labels of rows that are not in the table: no record, nothing published
     claims: list[tuple[str, str, str]]  # the claim, whether it holds, how sure that is
+    waiting: list[str]  # claims that hang on a missing row
     order: str
     tolerance: str
     drawings: list[tuple[str, Drawing]]  # with their titles
-    notes: list[tuple[str, str]]  # the labels that a note is about, and the note
+    notes: list[tuple[str, str]]  # the labels of rows with records that a note is about, and the note
     commands: list[str]
     done: int  # rows whose seeds all have records
     conditions: str  # devices, engines and precisions of the records
@@ -102,15 +104,19 @@ def _section(recipe: Recipe, part: Part, records: Records, *, rendered: bool = T
         for plot in part.plots
         if (drawing := draw(plot, results, f"{recipe.name}-{part.name}-{plot.name}", rendered=rendered))
     ]
+    answers = [(claim, claim.holds(results)) for claim in part.claims]
+    shown = _shown(results)
     return Section(
         part,
-        main_table(results) if part.rows and part.columns else None,
+        main_table(results) if shown and part.columns else None,
         [grid for make in part.grids if (grid := make(results))],
-        [(claim.text, HOLDS[claim.holds(results)], sureness(results, claim)) for claim in part.claims],
+        [row.label for row in part.rows if row not in shown],
+        [(claim.text, HOLDS[answer], sureness(results, claim)) for claim, answer in answers if answer is not None],
+        [claim.text for claim, answer in answers if answer is None],
         order(results),
         _tolerance(part),
         drawings,
-        _notes(part),
+        _notes([row for row in part.rows if results.records(row.label)]),
         [run_command(Spec.from_dict(row.run.spec), list(row.seeds)) for row in part.rows],
         sum(not results.missing(row) for row in part.rows),
         _conditions([r for row in part.rows for r in results.records(row.label)]),
@@ -132,12 +138,14 @@ class Count(NamedTuple):
 def count_verdicts(sections: Sequence[Section]) -> Count:
     """Count what the sections of a page say."""
     cells = [cell for section in sections if section.table for row in section.table.rows for cell in row[1:]]
-    words = [words for section in sections for _, words, _ in section.claims]
+    answers = [answer for section in sections for _, answer, _ in section.claims]
     return Count(
         sum(len(section.part.rows) for section in sections),
         sum(section.done for section in sections),
         {verdict: cells.count(verdict) for verdict in ("agrees", "close", "higher", "lower")},
-        *(words.count(HOLDS[answer]) for answer in (True, False, None)),
+        answers.count(HOLDS[True]),
+        answers.count(HOLDS[False]),
+        sum(len(section.waiting) for section in sections),
     )
 
 
@@ -159,10 +167,15 @@ def _tolerance(part: Part) -> str:
     return ", ".join(f"{q.measure.title} {format_number(q.measure, part.tolerance[q.key])}" for q in shown)
 
 
-def _notes(part: Part) -> list[tuple[str, str]]:
-    """Return the notes of the rows, each once, with the labels of the rows that have it."""
+def _shown(results: Results) -> list[Row]:
+    """Return the rows that have something to show: a record, or a published number."""
+    return [row for row in results.part.rows if row.published or results.records(row.label)]
+
+
+def _notes(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return the notes of rows, each once, with the labels of the rows that have it."""
     labels: dict[str, list[str]] = {}
-    for row in part.rows:
+    for row in rows:
         if row.note:
             labels.setdefault(row.note, []).append(row.label)
     return [("; ".join(names), note) for note, names in labels.items()]
@@ -175,14 +188,15 @@ def _conditions(records: Sequence[Record]) -> str:
 
 
 def main_table(results: Results) -> Grid:
-    """Return the table of a part: for every quantity the published number, ours, the difference and the verdict."""
+    """Return the table of a part: for every quantity the published number, ours, the difference and the verdict. Rows that
+    have neither are left out."""
     part = results.part
     head = ["approach", "n"]
     for quantity in part.columns:
         title = quantity.measure.title + (", %" if quantity.measure.unit == "%" else "")
         head += [title + PUBLISHED, "ours", "difference", "verdict"] if _is_published(part, quantity) else [title]
     rows = []
-    for row in part.rows:
+    for row in _shown(results):
         cells = [c for quantity in part.columns for c in _cells(results, row, quantity)]
         rows.append([row.label, str(len(results.records(row.label))), *cells])
     return Grid("", head, rows)

@@ -46,10 +46,11 @@ def test_page_in_all_formats(records, tmp_path):
         assert "79.0 ± 1.4" in text
         assert "It is plain." in text
         assert "does not hold" in text
-        assert "not known yet" in text
         assert "too few seeds to test (n = 2)" in text
     assert "hatrack run digits-and-clothes hat --seeds 0-1" in html
     assert "| HAT | 2 | 80.0 ± 1.0 |" in markdown
+    assert "rows which are not run yet: HAT is better than EWC." in markdown
+    assert "| HAT is better than EWC. |" not in markdown
     assert set(re.findall(r"(?:src|href)=\"([^\"#]*)", html)) == {"data:,", ""}, "it loads nothing"
 
 
@@ -156,8 +157,20 @@ def test_the_page_of_the_quick_version_names_its_own_command(notice, option, rec
 
 
 def test_a_page_without_any_record(tmp_path):
-    page = write_page(RECIPE, Records(), tmp_path)
-    assert "not run yet" in page.read_text()
+    """Rows with published numbers are in the table, the others in a line; no note is about a row that was not run."""
+    page = write_page(RECIPE, Records(), tmp_path).read_text()
+    markdown = (tmp_path / "toy.md").read_text()
+    assert re.findall(r"^\| (\w+) \| 0 \|", markdown, re.MULTILINE) == ["HAT", "SGD", "EWC"]
+    for text in (page, markdown):
+        assert "Not run yet: joint; random." in text
+        assert "It is plain." not in text
+
+
+def test_a_part_of_which_nothing_is_published_or_run_has_no_table():
+    rows = tuple(replace(row, published={}) for row in PART.rows)
+    text = page_texts(replace(RECIPE, parts=(replace(PART, rows=rows, claims=()),)), Records())["toy.md"]
+    assert "Not run yet: HAT; SGD; EWC; joint; random." in text
+    assert "| approach |" not in text
 
 
 def test_the_same_records_give_the_same_bytes(records, tmp_path):
