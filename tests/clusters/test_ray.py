@@ -17,7 +17,7 @@ from hatrack.clusters import ray_cluster
 from hatrack.clusters.ray_cluster import connected
 from hatrack.clusters.ray_engine import check_places
 from hatrack.clusters.request import Request, parse_request
-from tests.helpers.on_ray import assert_same, finish, needs_ray, planned, start, until
+from tests.helpers.on_ray import PATIENCE, assert_same, finish, needs_ray, planned, start, until
 
 pytestmark = needs_ray
 FOUR = ("run", "smnist", "hat,sgd", "--seeds", "0-1", "--data", "sample", "--widths", "20", "--batch", "20")
@@ -48,14 +48,14 @@ def test_on_ray_with_a_worker_killed_and_ctrl_c(tmp_path):
     os.kill(killed[0], signal.SIGKILL)
     until(lambda: max(run.get("attempts", 1) for run in planned(ray).values()) > 1, process)  # Ray begins the run again
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=200)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     assert "stopped, and saved:" in err
     said, _ = finish("status", str(ray))
     assert "stopped" in said
     assert "running" not in said
     finish(*words, str(ray), "--parallel", "2")
-    assert alone.communicate(timeout=200)
+    assert alone.communicate(timeout=PATIENCE)
     assert alone.returncode == 0
     assert_same(tmp_path / "one", ray)
 
@@ -67,7 +67,7 @@ def test_a_search_on_ray_has_the_trials_of_one_process(tmp_path):
     grid = (*words, "--sampler", "grid", "--protocol", "one-seed", "--trials", "3", "--device", "cpu", "--out")
     on_ray = start(*grid, str(tmp_path / "ray"), "--on", "ray")
     finish(*grid, str(tmp_path / "one"))
-    _, err = on_ray.communicate(timeout=200)
+    _, err = on_ray.communicate(timeout=PATIENCE)
     assert on_ray.returncode == 0, err
     one, ray = (json.loads(next((tmp_path / name).glob("*.json")).read_text()) for name in ("one", "ray"))
     assert one["trials"] == ray["trials"]

@@ -13,7 +13,18 @@ from hatrack.clusters.ray_cluster import connected
 from hatrack.clusters.ray_engine import RayEngine
 from hatrack.clusters.request import Request
 from hatrack.files import tensors
-from tests.helpers.on_ray import assert_same, cluster_of, finish, needs_ray, plan_of, planned, records_in, start, until
+from tests.helpers.on_ray import (
+    PATIENCE,
+    assert_same,
+    cluster_of,
+    finish,
+    needs_ray,
+    plan_of,
+    planned,
+    records_in,
+    start,
+    until,
+)
 from tests.helpers.tiers import cases
 
 pytestmark = [pytest.mark.slow, needs_ray]
@@ -123,7 +134,7 @@ def test_a_full_disk_on_one_node_and_runs_that_diverge(tmp_path, small_disk):
         # A run that is queued and had a node was moved away from it.
         until(lambda: any("node" in run and run["state"] == "queued" for run in planned(out).values()), driver)
         release()
-        _, said = driver.communicate(timeout=400)
+        _, said = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 2, said
     assert "No space left on device" in said
     assert "moved to other nodes" in said

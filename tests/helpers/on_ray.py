@@ -18,6 +18,7 @@ from hatrack.experiments.sameness import differences
 
 ROOT = Path(__file__).parent.parent.parent
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+PATIENCE = 600.0  # seconds; beside other work a node of Ray alone takes a minute to start
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")  # importing it takes seconds
 
 
@@ -32,19 +33,29 @@ def start(*words: str) -> subprocess.Popen[str]:
 def finish(*words: str, code: int = 0) -> tuple[str, str]:
     """Carry out a command of hatrack; return what it printed and what it said to the terminal."""
     process = start(*words)
-    out, err = process.communicate(timeout=400)
+    try:
+        out, err = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"it did not end: {_killed(process)}")
     assert process.returncode == code, err
     return out, err
 
 
-def until(there: Callable[[], Any], process: subprocess.Popen[str] | None = None, seconds: float = 200.0) -> Any:
+def until(there: Callable[[], Any], process: subprocess.Popen[str] | None = None) -> Any:
     """Wait until something is there, and return it; the process must live so long."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE
     while not (found := there()):
-        assert time.monotonic() < end, "it did not come"
+        if time.monotonic() > end:
+            pytest.fail(f"it did not come: {process and _killed(process)}")
         assert process is None or process.poll() is None, process.communicate()
         time.sleep(0.05)
     return found
+
+
+def _killed(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Kill a command, so that it does not disturb other tests, and return what it printed."""
+    process.kill()
+    return process.communicate()
 
 
 def plan_of(folder: Path) -> dict[str, Any]:
