@@ -13,13 +13,14 @@ import shutil
 import sys
 from pathlib import Path
 
-from dev import api_reference, gallery, tutorial
+from dev import api_reference, formulas, gallery, tutorial
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, OUT = ROOT / "docs", ROOT / "build" / "docs"
 MOVED = {ROOT / "CONTRIBUTING.md": OUT / "contributing.md", ROOT / "README.md": OUT / "README.md"}
 MOVED[tutorial.SCRIPT] = OUT / "tutorial" / f"{tutorial.SCRIPT.stem}.md"
 PUBLISHED = (".md", ".png", ".py", ".css")
+PLUS_MINUS = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"  # a mean and its deviation stand in one line of a cell
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
@@ -44,7 +45,7 @@ def relink(text: str, source: Path, copy: Path) -> str:
         return label if new is None else f"{mark}[{label}]({os.path.relpath(new, copy.parent)}{anchor})"
 
     parts = re.split(r"(```.*?```)", text, flags=re.DOTALL)  # code stays as it is
-    return "".join(part if part.startswith("```") else LINK.sub(link, part) for part in parts)
+    return "".join(part if part.startswith("```") else LINK.sub(link, part).replace(" ± ", PLUS_MINUS) for part in parts)
 
 
 def main(run_tutorial: bool) -> None:
@@ -56,7 +57,7 @@ def main(run_tutorial: bool) -> None:
         assert copy is not None
         copy.parent.mkdir(parents=True, exist_ok=True)
         if source.suffix == ".md":
-            copy.write_text(relink(source.read_text(), source, copy))
+            copy.write_text(formulas.set_formulas(relink(source.read_text(), source, copy)))
         else:
             shutil.copy(source, copy)
     api_reference.write(OUT / "api")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hatrack
-from dev import api_reference, layout, results, site, tuning
+from dev import api_reference, formulas, layout, results, site, tuning
 from hatrack import METHODS, Network, Regime, Trainer
 from hatrack.__main__ import main
 from hatrack.networks.mlp import mlp
@@ -21,7 +21,8 @@ from tests.helpers.toys import toy_tasks
 
 ROOT = Path(__file__).parent.parent
 TUTORIAL = ROOT / "docs" / "tutorial" / "what_is_forgetting.py"
-DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CHANGELOG = ROOT / "CHANGELOG.md"
+DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", CHANGELOG, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_the_tree_of_files_is_what_the_docstrings_say():
@@ -106,6 +107,30 @@ def test_the_python_in_the_readme_works():
     names["x"] = tasks[0].test.inputs(torch.arange(10))
     exec(block, names)
     assert names["logits"].shape == (10, 10)
+
+
+def entries() -> list[str]:
+    """The entries of the CHANGELOG, each in one line."""
+    found = re.split(r"^- ", re.sub(r"^#.*\n", "- ", CHANGELOG.read_text(), flags=re.MULTILINE), flags=re.MULTILINE)
+    return [" ".join(entry.split()) for entry in found if entry.strip()]
+
+
+def test_the_changelog_has_the_parts_of_its_format_each_once_and_short_entries():
+    unreleased = CHANGELOG.read_text().split("\n## ")[1]
+    parts = re.findall(r"^### (.*)$", unreleased, re.MULTILINE)
+    allowed = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
+    assert parts == [name for name in allowed if name in parts]
+    assert [entry for entry in entries() if len(entry) > 450] == []
+
+
+def test_names_in_the_changelog_exist():
+    """What is said to be there now; old names are those that "was" stands before."""
+    text = " ".join(entries())
+    names = set(re.findall(r"`hr\.(\w+)", text))
+    assert len(names) > 5
+    assert {name for name in names if not hasattr(hatrack, name)} == set()
+    methods = set(re.findall(r"(?<!was )`method\.(\w+)", text))
+    assert {name for name in methods if not hasattr(hatrack.HAT, name)} == set()
 
 
 def test_links_lead_somewhere():
@@ -255,11 +280,34 @@ def test_the_api_reference_shows_options_with_their_ranges():
         ("[a](tutorial/what_is_forgetting.py)", "[a](tutorial/what_is_forgetting.md)"),
         ("[`dev/LOG.md`](../dev/LOG.md)", "`dev/LOG.md`"),
         ("[a](https://example.org/x.md)", "[a](https://example.org/x.md)"),
+        ("| 1.0 ± 0.2 |", "| 1.0\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.2 |"),
         ("```text\n[a](../dev/LOG.md)\n```", "```text\n[a](../dev/LOG.md)\n```"),
     ],
 )
 def test_links_on_the_site(link, becomes):
     assert site.relink(link, ROOT / "docs" / "design.md", site.OUT / "design.md") == becomes
+
+
+@pytest.mark.parametrize(
+    ("plain", "drawn"),
+    [
+        ("h_{l-1}^k and g'_ij", "h<sub>l-1</sub><sup>k</sup> and g'<sub>ij</sub>"),
+        ("max(a^t, a^{<t})", "max(a<sup>t</sup>, a<sup>&lt;t</sup>)"),
+        ("L_1(w_2)^2 <= |w|^(1/T)", "L<sub>1</sub>(w<sub>2</sub>)<sup>2</sup> ≤ |w|<sup>(1/T)</sup>"),
+        ("sum_k F_k theta_k <- lambda", "∑<sub>k</sub> F<sub>k</sub> θ<sub>k</sub> ← λ"),
+        ("the sum of `per_class`, [a](b_c.md)", "the sum of `per_class`, [a](b_c.md)"),
+        ("alphabet, log_file_", "alphabet, log<sub>file</sub>_"),
+    ],
+)
+def test_formulas_on_the_site(plain, drawn):
+    page = "# m_1\n\n## Formulas\n\n{}\n\n## Options\n\nx_1^2\n"
+    assert formulas.set_formulas(page.format(plain)) == page.format(drawn)
+
+
+def test_no_formula_of_a_method_is_left_plain_on_the_site():
+    for path in (ROOT / "docs" / "methods").glob("*.md"):
+        for section in formulas.SECTION.findall(formulas.set_formulas(path.read_text())):
+            assert re.findall(r"\w[_^][\w{(]|<[=-]", re.sub(r"`[^`]*`|\([^)]*\.md[^)]*\)", "", section)) == [], path.name
 
 
 def test_the_glossary_has_the_words_of_the_library():

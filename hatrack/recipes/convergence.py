@@ -8,9 +8,10 @@ from matplotlib.ticker import MaxNLocator
 
 from hatrack.experiments.metrics import Matrix
 from hatrack.experiments.record import Record
+from hatrack.recipes.plots import group_looks
 from hatrack.recipes.recipe import Plot
 from hatrack.recipes.results import Results
-from hatrack.reporting.drawing import LINES, MUTED, PALETTE
+from hatrack.reporting.drawing import MUTED
 
 
 def validation_curves(name: str, title: str, task: int, groups: Sequence[str]) -> Plot:
@@ -20,7 +21,7 @@ def validation_curves(name: str, title: str, task: int, groups: Sequence[str]) -
         name: of the file.
         title: of the figure.
         task: the task, counted from 1.
-        groups: rows whose labels begin so have one colour.
+        groups: rows whose labels begin so have one colour, that of the sweep.
     """
 
     def figure(results: Results) -> Figure | None:
@@ -28,15 +29,16 @@ def validation_curves(name: str, title: str, task: int, groups: Sequence[str]) -
         places = sorted({row.x for row in results.part.rows if row.x is not None and len(found[row.label])})
         if not places:
             return None
+        looks = group_looks(results, groups)
         drawn = Figure(figsize=(2.6 * len(places) + 2, 3.1), layout="constrained")
         panels = drawn.subplots(1, len(places), sharey=True, squeeze=False)[0]
         for axes, x in zip(panels, places, strict=True):
-            for k, group in enumerate(groups):
+            for group, look in looks.items():
                 rows = [row for row in results.part.rows if row.x == x and row.label.startswith(group)]
                 for values in (found[row.label] for row in rows if len(found[row.label])):
                     epochs = np.arange(values.shape[1]) + 1
-                    axes.plot(epochs, 100 * values.mean(0), color=PALETTE[k % len(PALETTE)], linestyle=LINES[k % len(LINES)],
-                              linewidth=1.6, label=group)  # fmt: skip
+                    axes.plot(epochs, 100 * values.mean(0), color=look.colour, linestyle=look.line, linewidth=1.6,
+                              label=group)  # fmt: skip
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_xlabel(f"epochs of task {task}")
             axes.set_title(f"learning rate {x:g}", loc="left", fontsize=11, color=MUTED)

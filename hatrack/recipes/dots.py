@@ -6,10 +6,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from hatrack.recipes.plots import styles
 from hatrack.recipes.quantities import Quantity
 from hatrack.recipes.recipe import Plot
 from hatrack.recipes.results import Results
-from hatrack.reporting.drawing import MARKERS, MUTED, PALETTE
+from hatrack.reporting.drawing import MUTED, LineStyle
 from hatrack.reporting.measures import MeanStd
 
 
@@ -25,6 +26,7 @@ def dots(name: str, title: str, quantity: Quantity, against: Sequence[Quantity])
 
     def figure(results: Results) -> Figure | None:
         y = {label: found for label in results.rows if (found := results.summary(label, quantity))}
+        looks = styles(results)
         drawn = Figure(figsize=(2.6 * len(against) + 2.4, 3.1), layout="constrained")
         panels = drawn.subplots(1, len(against), sharey=True, squeeze=False)[0]
         for axes, other in zip(panels, against, strict=True):
@@ -32,7 +34,7 @@ def dots(name: str, title: str, quantity: Quantity, against: Sequence[Quantity])
             pairs = {label: (found, y[label]) for label in y if (found := results.summary(label, other))}
             if not pairs:
                 return None
-            _draw(axes, pairs)
+            _draw(axes, pairs, looks)
             axes.set_xlabel(other.measure.title.lower())
             axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -45,8 +47,7 @@ def dots(name: str, title: str, quantity: Quantity, against: Sequence[Quantity])
     return Plot(name, title, figure)
 
 
-def _draw(axes: Axes, pairs: dict[str, tuple[MeanStd, MeanStd]]) -> None:
-    for k, (label, (x, y)) in enumerate(pairs.items()):
-        marker, colour = MARKERS[k % len(MARKERS)], PALETTE[k % len(PALETTE)]
-        axes.errorbar(x.mean, y.mean, y.std or 0, x.std or 0, color=colour, marker=marker, linestyle="", capsize=2,
-                      elinewidth=1, label=label)  # fmt: skip
+def _draw(axes: Axes, pairs: dict[str, tuple[MeanStd, MeanStd]], looks: dict[str, LineStyle]) -> None:
+    for label, (x, y) in pairs.items():
+        axes.errorbar(x.mean, y.mean, y.std or 0, x.std or 0, color=looks[label].colour, marker=looks[label].marker or ".",
+                      linestyle="", capsize=2, elinewidth=1, label=label)  # fmt: skip

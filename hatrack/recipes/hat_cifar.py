@@ -119,7 +119,7 @@ SMAX = Part(
     _sweep_rows("smax", (25, 50, 100, 200, 400, 800), masks="soft"),
     (RATIO_10, ACCURACY, summary("forgetting")),
     claims=(VARIATION,),
-    plots=(sweep("smax", "Figure 4: the forgetting ratio against smax", "smax", RATIO_10, ("smax",)),),
+    plots=(sweep("smax", "Figure 4: the forgetting ratio against smax", "hardness smax", RATIO_10, ("smax",)),),
 )
 
 C = Part(
@@ -129,7 +129,7 @@ C = Part(
     _sweep_rows("c", (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5)),
     (RATIO_10, ACCURACY),
     claims=(VARIATION,),
-    plots=(sweep("c", "Figure 4: the forgetting ratio against c", "c", RATIO_10, ("c",)),),
+    plots=(sweep("c", "Figure 4: the forgetting ratio against c", "price c of capacity", RATIO_10, ("c",)),),
 )
 
 LENGTHS = Part(

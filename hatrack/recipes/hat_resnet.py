@@ -176,7 +176,7 @@ RECIPE = Recipe(
             "ResNet-18 with norms per task, and smax at both ends of the range that 001 calls good. One seed at least.",
             _hardness_rows(),
             (LEARNING, summary("accuracy"), summary("forgetting")),
-            plots=(sweep("smax", "Learning accuracy against smax", "smax", LEARNING, ("HAT",)),),
+            plots=(sweep("smax", "Learning accuracy against smax", "hardness smax", LEARNING, ("HAT",)),),
             grids=(
                 difference(
                     "HAT less SGD, learning accuracy in points",
@@ -191,7 +191,7 @@ RECIPE = Recipe(
             "ResNet-18 with norms per task. One seed at least.",
             _price_rows(),
             (LEARNING, summary("accuracy"), summary("forgetting")),
-            plots=(sweep("c", "Learning accuracy against c", "c", LEARNING, ("HAT",)),),
+            plots=(sweep("c", "Learning accuracy against c", "price c of capacity", LEARNING, ("HAT",)),),
             grids=(
                 difference(
                     "HAT less SGD, learning accuracy in points",

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from hatrack.recipes.plots import draw, row_looks
 from hatrack.recipes.quantities import Quantity
 from hatrack.recipes.recipe import Grid, Part, Recipe, Row
 from hatrack.recipes.results import Records, Results
-from hatrack.recipes.verdicts import NOT_PUBLISHED, NOT_RUN, RULE, order, sureness, verdict
+from hatrack.recipes.verdicts import NOT_PUBLISHED, NOT_RUN, RULES, order, sureness, verdict
 from hatrack.reporting.drawing import Drawing
 from hatrack.reporting.looks import Look
 from hatrack.reporting.measures import MISSING, MeanStd, format_number, mean_std
@@ -89,7 +90,9 @@ def page_texts(recipe: Recipe, records: Records) -> dict[str, str]:
 def _values(recipe: Recipe, sections: Sequence[Section], notice: str) -> dict[str, Any]:
     """Return what the templates of a page have in common."""
     command = f"hatrack reproduce {recipe.name}" + (" --quick" if notice else "")
-    return {"recipe": recipe, "sections": sections, "notice": notice, "rule": RULE, "command": command}
+    paper = re.sub(r"(https?://\S*\w)", r"<\1>", recipe.paper)  # a link in Markdown
+    given = {"recipe": recipe, "paper": paper, "sections": sections}
+    return given | {"notice": notice, "rules": RULES, "command": command}
 
 
 def _texts(recipe: Recipe, records: Records, sections: Sequence[Section], notice: str) -> dict[str, str]:

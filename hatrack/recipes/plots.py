@@ -19,7 +19,7 @@ from hatrack.reporting.compression import draw_sizes, points
 from hatrack.reporting.drawing import MUTED, PALETTE, STYLE, TEXT, Drawing, LineStyle, line_style, render, task_colours
 from hatrack.reporting.figures import draw_lines
 from hatrack.reporting.flatness import draw_flatness
-from hatrack.reporting.looks import DASHES, METHOD_LOOKS, Look, variants
+from hatrack.reporting.looks import DASHES, METHOD_LOOKS, Look, told_apart, variants
 from hatrack.reporting.measures import MeanStd
 
 
@@ -88,7 +88,7 @@ def _lines(results: Results, values: Mapping[str, list[Matrix]], title: str, lea
     if not found:
         return None
     fewer = any(len(group) < len(values[label]) for label, group in found.items())
-    return draw_lines(found, styles(results), title + (", seeds with all references" if fewer else ""), least=least)
+    return draw_lines(found, styles(results), title + (", seeds with references" if fewer else ""), least=least)
 
 
 def fullest(group: list[Matrix]) -> list[Matrix]:
@@ -105,9 +105,10 @@ def styles(results: Results) -> dict[str, LineStyle]:
 def row_looks(part: Part) -> dict[str, Look]:
     """Return the looks of the rows of a part by their labels: those of their methods, with other dashes if methods share a
     hue, since markers alone are hard to follow where lines cross."""
+    lines = part.plots and all(row.x is None for row in part.rows)  # rows of a sweep are points of one line
     counts: dict[str, int] = {}
     found: dict[str, Look] = {}
-    for label, one in variants({row.label: row.run.method for row in part.rows}).items():
+    for label, one in (told_apart if lines else variants)({row.label: row.run.method for row in part.rows}).items():
         hue, _ = METHOD_LOOKS.get(part.rows[len(found)].run.method, ("", ""))
         counts[hue] = counts.get(hue, -1) + 1
         found[label] = one._replace(dash=list(DASHES)[counts[hue] % len(DASHES)]) if hue else one
@@ -153,7 +154,7 @@ def sweep(name: str, title: str, option: str, quantity: Quantity, groups: Sequen
         axes = found.add_subplot()
         axes.set_xscale("log")  # first: it would forget the ticks
         points = {group: _sweep_points(results, group, quantity) for group in groups}
-        looks = {group: one for group, one in _group_looks(results, groups).items() if len(points[group]) > 1}
+        looks = {group: one for group, one in group_looks(results, groups).items() if len(points[group]) > 1}
         places = 1.04 ** (np.arange(len(looks)) - (len(looks) - 1) / 2)  # beside each other, so that bars do not hide bars
         for (group, look), place in zip(looks.items(), places.tolist(), strict=True):
             _sweep_line(axes, points[group], quantity, look, place, group.strip(" ,"))
@@ -171,10 +172,10 @@ def _group_rows(results: Results, group: str) -> list[Row]:
     return [row for row in results.part.rows if row.x is not None and row.label.startswith(group)]
 
 
-def _group_looks(results: Results, groups: Sequence[str]) -> dict[str, LineStyle]:
-    """Return how every group of a sweep is drawn: as the method of its rows."""
+def group_looks(results: Results, groups: Sequence[str]) -> dict[str, LineStyle]:
+    """Return how every group of a sweep is drawn: as the method of its rows, unless all are of one."""
     methods = {group: rows[0].run.method for group in groups if (rows := _group_rows(results, group))}
-    return {group: line_style(one) for group, one in variants(methods).items()}
+    return {group: line_style(one) for group, one in told_apart(methods).items()}
 
 
 def _sweep_points(results: Results, group: str, quantity: Quantity) -> list[tuple[float, MeanStd]]:

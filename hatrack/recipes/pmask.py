@@ -171,7 +171,7 @@ RECIPE = Recipe(
                     "binary, smax = 25",
                 ),
             ),
-            plots=(sweep("smax", "Average accuracy against smax", "smax", ACCURACY, ("binary", "soft")),),
+            plots=(sweep("smax", "Average accuracy against smax", "hardness smax", ACCURACY, ("binary", "soft")),),
         ),
         Part(
             "c",
@@ -183,7 +183,7 @@ RECIPE = Recipe(
                 reasonable("c", PRICES),
                 below("A high c is at the expense of accuracy.", ACCURACY, "c = 2.5", "c = 0.1"),
             ),
-            plots=(sweep("c", "Average accuracy against c", "c", ACCURACY),),
+            plots=(sweep("c", "Average accuracy against c", "price c of capacity", ACCURACY),),
         ),
         Part(
             "optimizer",

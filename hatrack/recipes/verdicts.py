@@ -8,13 +8,16 @@ from hatrack.recipes.results import Results, rank_correlation
 from hatrack.reporting.measures import MeanStd
 
 NOT_RUN, NOT_PUBLISHED = "not run yet", "—"
-RULE = (
-    "A number agrees with the published one if they differ by no more than two standard errors of the difference, a rough "
-    "measure with few seeds; it is close if they differ by more, but by no more than the tolerance of the table. Where one "
-    "side has no standard deviation, that of the other is taken for both. A claim holds or not by the means in the tables. "
-    "Beside it is the p-value of Student's test: paired over the n seeds that two rows share, or of a row or a correlation "
-    "against a number; corrected after Holm if a row is compared with several: the largest if the claim holds, else the "
-    "smallest of those against it. Of a claim about some of several it is the smallest of those for it, else the largest."
+RULES = (  # how a page compares numbers
+    "A number agrees with the published one if they differ by no more than two standard errors of the difference; this is a "
+    "rough measure with few seeds. Where one side has no standard deviation, that of the other is taken for both.",
+    "It is close if they differ by more, but by no more than the tolerance of the table; else it is higher or lower.",
+    "A claim holds or not by the means in the tables.",
+    "Beside a claim is the p-value of Student's test: paired over the n seeds that two rows share, or of a row or a "
+    "correlation against a number. If a row is compared with several, p-values are corrected after Holm: shown is the "
+    "largest if the claim holds, else the smallest of those against it. Of a claim about some of several it is the "
+    "smallest of those for it, else the largest.",
+    "Numbers are means ± standard deviations over n seeds.",
 )
 NO_TEST = "—"
 

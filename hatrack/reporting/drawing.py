@@ -11,14 +11,14 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from hatrack.experiments.metrics import Matrix
-from hatrack.reporting.looks import DASHES, HUES, Look, contrast, variants
+from hatrack.reporting.looks import DASHES, HUES, REFERENCE_LOOKS, Look, contrast, variants
 from hatrack.reporting.looks import MARKERS as MARKER_NAMES
 from hatrack.reporting.svg import page_svg
 from hatrack.reporting.tables import Setting
 from hatrack.text import is_percent
 
 TEXT, MUTED, GRID = "#1f2933", "#52606d", "#dde3e9"
-PALETTE = tuple(colour for colour, _ in HUES.values())  # of lines that are no methods
+PALETTE = tuple(colour for colour, _ in (*HUES.values(), *REFERENCE_LOOKS.values()))  # of lines that are no methods
 LINES = ("-", "--", "-.", ":")
 MARKERS = "os^Dv"
 MAX_LETTERS = 60  # of a name in a file name
@@ -38,6 +38,7 @@ STYLE: dict[str, Any] = {
     "grid.linewidth": 0.7,
     "xtick.labelcolor": MUTED,
     "ytick.labelcolor": MUTED,
+    "legend.handlelength": 3,  # so long that dashes can be told apart
     "lines.linewidth": 2,
     "lines.markersize": 4.5,
     "savefig.dpi": 160,

@@ -1,12 +1,15 @@
 """The figures of a setting: the accuracy of every method as one task after another is learned."""
 
 import warnings
+from typing import Any, cast
 
 import numpy as np
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Affine2DBase, ScaledTranslation, blended_transform_factory
 
 from hatrack.experiments import metrics
 from hatrack.experiments.metrics import Matrix
@@ -73,7 +76,7 @@ def draw_lines(lines: dict[str, list[Matrix]], styles: dict[str, LineStyle], tit
     tasks = len(next(iter(lines.values()))[0])
     inches = max(2.5, 0.22 * len(lines))  # the height of the axes; the names stand above each other beside them
     longest = max(len(shorten(name, MAX_LETTERS)) for name in lines)
-    figure = Figure(figsize=(4.1 + 0.085 * longest, inches + 0.75), layout="constrained")
+    figure = Figure(figsize=(4.5 + 0.085 * longest, inches + 0.75), layout="constrained")
     axes = figure.add_subplot()
     ends: dict[str, tuple[int, float]] = {}  # by name, the last number of tasks and the value there
     for name, group in lines.items():
@@ -101,7 +104,7 @@ def draw_lines(lines: dict[str, list[Matrix]], styles: dict[str, LineStyle], tit
 def _count_tasks(axes: Axes, tasks: int) -> None:
     """Let the x axis count the tasks learned, from 1."""
     axes.set_xlim(1 - 0.04 * tasks, tasks + 0.04 * tasks)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.set_xlabel("tasks learned")
     axes.tick_params(length=0)
 
@@ -111,18 +114,16 @@ def _label_ends(axes: Axes, ends: dict[str, tuple[int, float]], styles: dict[str
     low, high = axes.get_ylim()
     names = sorted(ends, key=lambda name: ends[name][1])
     heights = move_apart([ends[name][1] for name in names], 0.2 / inches * (high - low), high)
+    leader = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2}
+    assert isinstance(axes.figure, Figure)
+    edge = ScaledTranslation(1, 0, cast("Affine2DBase", axes.transAxes))
+    beside = blended_transform_factory(axes.figure.dpi_scale_trans + edge, axes.transData)  # inches from the axes
     for name, height in zip(names, heights, strict=True):
-        line = {
-            "arrowstyle": "-",
-            "color": styles[name].colour,
-            "linewidth": 1.2,
-            "shrinkA": 1,
-            "shrinkB": 2,
-            "relpos": (0, 0.5),
-        }
-        beside = axes.get_yaxis_transform()
-        text = shorten(name, MAX_LETTERS)
-        axes.annotate(text, ends[name], (1.07, height), textcoords=beside, va="center", arrowprops=line)
+        axes.annotate("", ends[name], (0.24, height), textcoords=beside, arrowprops=leader)
+        axes.text(0.72, height, shorten(name, MAX_LETTERS), transform=beside, va="center")
+        look = styles[name]
+        piece: dict[str, Any] = {"color": look.colour, "linestyle": look.line, "marker": look.marker}  # as in a legend
+        axes.add_artist(Line2D((0.26, 0.45, 0.64), [height] * 3, **piece, markevery=[1], transform=beside, clip_on=False))
 
 
 def move_apart(heights: list[float], gap: float, top: float) -> list[float]:

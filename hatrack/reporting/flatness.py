@@ -85,7 +85,7 @@ def _titles(axes: Axes, title: str, below: str, *, log: bool = False) -> None:
     elif log:  # a task may have become better: its forgetting is negative, and linear near zero
         axes.set_yscale("symlog", linthresh=0.01)
     if log:  # plain numbers: the style reads no formulas
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}".replace("-", "\N{MINUS SIGN}")))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 

@@ -109,6 +109,22 @@ def variants(methods: Mapping[str, str]) -> dict[str, Look]:
     return result
 
 
+def told_apart(methods: Mapping[str, str]) -> dict[str, Look]:
+    """Return how methods are drawn, as `variants` does; but three or more that all share a hue, which then says nothing,
+    have one each."""
+    found = variants(methods)
+    own = [label for label, method in methods.items() if method not in REFERENCE_LOOKS]
+    hues = {(METHOD_LOOKS.get(methods[label]) or _own(methods[label]))[0] for label in own}
+    if len(own) < 3 or len(hues) > 1:
+        return found
+    order = sorted(HUES, key=lambda hue: hue not in hues)  # the first keeps its colour
+    colours = [*(HUES[hue] for hue in order), *REFERENCE_LOOKS.values()]
+    for k, label in enumerate(own):
+        colour, dark = colours[k % len(colours)]
+        found[label] = found[label]._replace(colour=colour, dark=dark)
+    return found
+
+
 def contrast(one: str, two: str) -> float:
     """Return how far two colours stand out from each other, from 1 to 21 (WCAG)."""
     dark, bright = sorted(map(_brightness, (one, two)))

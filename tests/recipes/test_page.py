@@ -62,6 +62,11 @@ def test_texts_without_figures_are_those_of_the_page(records, tmp_path):
     assert "figures/toy-" in texts["toy.md"]
 
 
+def test_the_markdown_page_links_to_the_paper(records):
+    recipe = replace(RECIPE, paper="Somebody 2020, https://example.org/1.2")
+    assert "Paper: Somebody 2020, <https://example.org/1.2>. In" in page_texts(recipe, records)["toy.md"]
+
+
 def test_the_page_counts_what_it_shows(records, tmp_path):
     text = re.sub(r"<[^>]+>", " ", write_page(RECIPE, records, tmp_path).read_text())
     assert re.search(r"Rows with all their records\s+4 of 5", text)

@@ -150,7 +150,9 @@ def test_dots_are_means_over_seeds():
     hat = [np.mean([0.9, 0.7, 0.8, 0.76]), np.mean([0.9, 0.7, 0.8, 0.76])]  # it forgets nothing
     sgd = [np.mean([0.9, 0.8, 0.8, 0.75]), np.mean([0.5, 0.8, 0.7, 0.75])]
     assert found[:2] == [pytest.approx(hat), pytest.approx(sgd)]
-    assert len({container.lines[0].get_marker() for container in axes.containers}) == len(found)
+    drawn = [container.lines[0] for container in axes.containers]
+    assert len({(dot.get_color(), dot.get_marker()) for dot in drawn}) == len(found), "as in the other figures of the rows"
+    assert {dot.get_marker() for dot in drawn}.isdisjoint({"", "None", None}), "a reference has no line to be seen by"
     assert dots("dots", "", quantity, (other,)).draw(Results(PART, Records())) is None
 
 

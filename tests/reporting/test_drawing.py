@@ -4,8 +4,8 @@ import numpy as np
 from matplotlib.colors import to_rgb
 
 from hatrack.regime import Regime
-from hatrack.reporting.drawing import MUTED, TEXT, cell_colours, line_styles, slugs, task_colours
-from hatrack.reporting.figures import move_apart
+from hatrack.reporting.drawing import MUTED, PALETTE, TEXT, LineStyle, cell_colours, line_styles, slugs, task_colours
+from hatrack.reporting.figures import draw_lines, move_apart
 from hatrack.reporting.looks import contrast, look
 from hatrack.reporting.svg import inline_svg, on_dark
 from hatrack.reporting.tables import settings
@@ -45,6 +45,24 @@ def test_numbers_can_be_read_on_every_colour() -> None:
         for faded in (False, True):
             dark, bright = sorted(map(light, cell_colours(float(value), 0.2, faded)))
             assert (bright + 0.05) / (dark + 0.05) >= 4.5  # WCAG AA
+
+
+def test_beside_a_name_stands_a_piece_of_its_line() -> None:
+    looks = {"a": LineStyle("#112233", "--", "s"), "b": LineStyle("#445566", "-.", "")}
+    values = {"a": [np.array([0.2, 0.1])], "b": [np.array([0.2, 0.9])]}
+    (axes,) = draw_lines(values, looks, "title", least=0.1).axes
+    pieces = axes.get_lines()[len(values) :]
+    texts = {text.get_position()[1]: text.get_text() for text in axes.texts if text.get_text()}
+    found = {
+        texts[piece.get_ydata()[0]]: LineStyle(piece.get_color(), piece.get_linestyle(), piece.get_marker())
+        for piece in pieces
+    }
+    assert found == looks
+
+
+def test_eight_data_sets_have_a_colour_each() -> None:
+    """As many as there are in the figure of single tasks of HAT's paper."""
+    assert len(set(PALETTE)) >= 8
 
 
 def test_names_beside_lines_do_not_touch() -> None:

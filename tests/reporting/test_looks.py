@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hatrack.methods import METHODS
-from hatrack.reporting.looks import HUES, METHOD_LOOKS, REFERENCE_LOOKS, look
+from hatrack.reporting.looks import HUES, METHOD_LOOKS, REFERENCE_LOOKS, look, told_apart, variants
 
 # Machado, Oliveira and Fernandes 2009, severity 1: what is seen with protanopia, deuteranopia and tritanopia (linear RGB)
 BLIND = {
@@ -54,6 +54,18 @@ def test_a_variant_has_no_marker_of_another_method_of_its_colour() -> None:
     for name, (hue, _) in METHOD_LOOKS.items():
         others = {marker for other, (of, marker) in METHOD_LOOKS.items() if of == hue and other != name}
         assert others.isdisjoint({look(name, k).marker for k in range(5)})
+
+
+def test_rows_of_one_hue_alone_have_a_colour_each() -> None:
+    rows = {str(k): "sgd" for k in range(6)} | {"stable": "stable-sgd", "all": "joint"}
+    found = told_apart(rows)
+    assert (
+        len({one.colour for one in found.values()}) == len({one.dark for one in found.values()}) == 8 - 1
+    )  # "joint" and the 7th
+    assert len({(one.colour, one.marker) for one in found.values()}) == 8
+    assert found["0"] == look("sgd")
+    for mixed in ({**rows, "hat": "hat"}, {"0": "sgd", "1": "sgd"}):
+        assert told_apart(mixed) == variants(mixed)
 
 
 @pytest.mark.parametrize("name", [*METHODS, "a:B"])
