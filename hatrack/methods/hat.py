@@ -137,7 +137,8 @@ class HAT(Method):
         self.learning = 0  # the task being learned; it and the next three are set by `learn_task`
         self.freezes: list[PartialFreeze] = []
         self.own: dict[str, Tensor] = {}  # with candidates: which weights of the trunk are the task's own, by name
-        self.used = torch.zeros(self.units.count, device=self.frozen.device)  # the largest gate of finished tasks, for every unit
+        # The largest gate of finished tasks, for every unit.
+        self.used = torch.zeros(self.units.count, dtype=torch.float32, device=self.frozen.device)
         self._set_price()
         self.growth = Growth()
         self.on_new_tasks()

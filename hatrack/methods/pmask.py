@@ -128,7 +128,7 @@ class PMASK(Method):
         self.learning = 0  # the task being learned
         self.freezes: list[PartialFreeze] = []
         self.own: list[Tensor] = []  # with candidates: which weights are the task's own
-        self.price = torch.zeros(0)  # (weights,): the share of each weight in the capacity term, 0 if it is used already
+        self.price = torch.zeros(0, dtype=torch.float32)  # (weights,): of the capacity term, 0 for weights that are used
         self.growth = Growth()
         self.on_new_tasks()
         try_growth(self)

@@ -313,6 +313,7 @@ def test_another_default_type_of_numbers(case):
         torch.set_default_dtype(kind)
         try:
             method = METHODS[name](Network(trunk, [tasks[0].classes], example), **SMALLER.get(name, {}), **options)
+            assert torch.float64 not in {value.dtype for value in vars(method).values() if isinstance(value, torch.Tensor)}
             method.net.add_task(tasks[1].classes)
             learn(method, tasks, Trainer(Regime(epochs=2, batch=16)))
             found.append(method)
