@@ -10,7 +10,7 @@ Engine = Literal["auto", "eager", "compiled", "recorded"]
 ENGINES: dict[str, Engine] = {"auto": "auto", "eager": "eager", "compiled": "compiled", "recorded": "recorded"}
 Precision = Literal["tf32", "float32", "bfloat16"]
 PRECISIONS: dict[str, Precision] = {"tf32": "tf32", "float32": "float32", "bfloat16": "bfloat16"}
-PAYS = {"cpu": 50_000, "cuda": 25_000}  # steps from which on compiling saves more time than it takes, by device
+PAYS = {"cpu": 50_000, "cuda": 25_000}  # steps from which on compiling saves more time than it takes; never elsewhere
 
 
 def choose_engine(engine: Engine, device: str, steps: int) -> tuple[bool, bool]:
@@ -18,7 +18,7 @@ def choose_engine(engine: Engine, device: str, steps: int) -> tuple[bool, bool]:
 
     Args:
         engine: what the user asked for.
-        device: the type of the device, "cpu" or "cuda".
+        device: the type of the device: "cpu", "cuda", or another, such as "mps".
         steps: how many steps at most share one compilation: those of the whole run, if the steps of its tasks are alike.
             Nothing else decides, such as code that is already compiled: compiled steps round differently, and the same run
             must have the same engine every time.
@@ -30,7 +30,8 @@ def choose_engine(engine: Engine, device: str, steps: int) -> tuple[bool, bool]:
     gpu = device == "cuda"
     if engine == "recorded" and not gpu:
         raise ValueError("--engine recorded needs a GPU; on a CPU steps run eagerly or compiled")
-    compiled = engine == "compiled" or (engine == "auto" and steps >= PAYS[device] and can_compile(gpu))
+    pays = engine == "auto" and device in PAYS and steps >= PAYS[device]
+    compiled = engine == "compiled" or (pays and can_compile(gpu))
     return compiled, gpu and engine != "eager"
 
 

@@ -46,7 +46,7 @@ class Frozen(Method):
         self.stored_images = stored_images(probes, net.example)
         if net.shared:
             raise ValueError("frozen needs a head per task: a head that all tasks share would be overwritten")
-        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("started", torch.zeros((), dtype=torch.bool, device=net.example.device))
 
     def learn_task(self, task: Task, fit: Fit) -> None:
         trained = [] if self.started else [p for p in self.net.trunk.parameters() if p.requires_grad]

@@ -68,7 +68,7 @@ class LoRA(Method):
         self.pretrained = not any(p.requires_grad for p in net.trunk.parameters())
         self.adapters = nn.ModuleList()  # per task, an nn.ParameterList of A, B, A, B, ... in the order of `names`
         self.trains_trunk = False  # while the first task trains the trunk; set by `learn_task`
-        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("started", torch.zeros((), dtype=torch.bool, device=net.example.device))
         self.on_new_tasks()
 
     def on_new_tasks(self) -> None:

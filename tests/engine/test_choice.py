@@ -74,6 +74,7 @@ def test_fewer_steps_pay_on_a_gpu():
     assert choose_engine("auto", "cuda", PAYS["cuda"] - 1) == (False, True)
     assert choose_engine("auto", "cpu", PAYS["cuda"]) == (False, False)
     assert choose_engine("auto", "cpu", PAYS["cpu"]) == (True, False)
+    assert choose_engine("auto", "mps", 10 * PAYS["cpu"]) == (False, False), "other devices run eagerly"
 
 
 @pytest.mark.parametrize("name", quick_and_slow(name for name in METHODS if name != "random"))

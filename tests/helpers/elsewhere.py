@@ -1,0 +1,143 @@
+"""A device that is not there: tensors that must not meet those of the CPU, on a machine that has only a CPU.
+
+Within `elsewhere()` tensors may be moved to the device `THERE`. They are ordinary tensors; but they say that they are there,
+and an operation on tensors of both devices is an error, as on a GPU. So it is noticed on any machine that a part of a method
+was left on the CPU. Numbers that are read, engines, streams and kernels are not those of a GPU.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+THERE = torch.device("mps", 0)  # a type that no code of ours asks for
+CPU = torch.device("cpu")
+MIXED = ("aten::copy_", "aten::_to_copy", "aten::set_")  # operations whose tensors may lie on two devices
+# Their indices may lie on the CPU; and a backward pass writes into zeros that it makes itself, unseen by us.
+INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+
+
+class Places:
+    """Which memory is said to be there."""
+
+    def __init__(self) -> None:
+        self._there: dict[int, StorageWeakRef] = {}  # the reference keeps the number from being used again
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """Say that the tensor's memory is there."""
+        reference = StorageWeakRef(tensor.untyped_storage())
+        self._there[reference.cdata] = reference
+        return tensor
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """Say that the tensor's memory is on the CPU."""
+        self._there.pop(tensor.untyped_storage()._cdata, None)
+        return tensor
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._there
+
+    def device(self, tensor: Tensor) -> torch.device:
+        """The device that a tensor says."""
+        return THERE if tensor in self else CPU
+
+
+def is_there(device: Any) -> bool:
+    """Whether a device, or its name, is the one that is not there."""
+    return device is not None and not isinstance(device, Tensor | int) and torch.device(device).type == THERE.type
+
+
+class CheckOperations(TorchDispatchMode):
+    """Computes on the CPU; results are where their arguments are."""
+
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        self.places = places
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        there = [t in self.places for t in self._checked(func, args, kwargs)]
+        if any(there) and not all(there):
+            raise RuntimeError(f"{func} on tensors of two devices, {THERE} and cpu")
+        results = func(*args, **kwargs)
+        if kwargs.get("device") is None and any(t in self.places for t in leaves(args, kwargs)):
+            for result in leaves(results):
+                self.places.put(result)
+        return results
+
+    def _checked(self, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+        """The tensors that must be on one device: not those of a single number on the CPU, which may be anywhere."""
+        name = func._schema.name
+        given = [] if name in (*MIXED, *INDEXED) else leaves(args, kwargs)
+        return [t for t in given if t.dim() or t in self.places]
+
+
+def leaves(*values: Any) -> list[Tensor]:
+    """The tensors in nested values."""
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+
+
+class SayTheDevice(TorchFunctionMode):
+    """Answers where a tensor is, and moves tensors."""
+
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        self.places = places
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func == Tensor.device.__get__:
+            return self.places.device(args[0])
+        if func is Tensor.numpy and args[0] in self.places:
+            raise TypeError("a tensor of another device has no numpy array")
+        if func is Tensor.cpu:
+            return self._move(args[0], CPU)
+        if func is Tensor.to:
+            return self._to(*args, **kwargs)
+        if not is_there(kwargs.get("device")):
+            return func(*args, **kwargs)
+        made = func(*args, **{**kwargs, "device": CPU})
+        return self._move(made, THERE) if func is torch.as_tensor else self.places.put(made)
+
+    def _to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """`Tensor.to` in all its forms: like another tensor, to a device and a type, or to a type."""
+        if args and isinstance(args[0], Tensor):
+            args = (self.places.device(args[0]), args[0].dtype, *args[1:])
+        values = [*args, kwargs.get("device"), kwargs.get("dtype")]
+        for value in values:
+            if isinstance(value, torch.device | str):
+                tensor = self._move(tensor, torch.device(value))
+        for value in values:
+            if isinstance(value, torch.dtype):
+                tensor = tensor.to(value)
+        return tensor.clone() if kwargs.get("copy") else tensor
+
+    def _move(self, tensor: Tensor, device: torch.device) -> Tensor:
+        if is_there(device) == (tensor in self.places):
+            return tensor
+        copy = tensor.clone()  # is where the tensor is
+        return self.places.put(copy) if is_there(device) else self.places.take(copy)
+
+
+@contextmanager
+def elsewhere() -> Iterator[Places]:
+    """Within the block tensors may be moved to `THERE`."""
+    places, parse = Places(), torch._C._nn._parse_to
+
+    def like(*args: Any, **kwargs: Any) -> Any:
+        """What `Module.to` is asked for; torch looks at the memory of a tensor that is given."""
+        device, *others = parse(*args, **kwargs)
+        return places.device(args[0]) if args and isinstance(args[0], Tensor) else device, *others
+
+    torch._C._nn._parse_to = like
+    try:
+        with CheckOperations(places), SayTheDevice(places):
+            yield places
+    finally:
+        torch._C._nn._parse_to = parse
