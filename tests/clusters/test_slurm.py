@@ -3,8 +3,6 @@
 import signal
 import subprocess
 import threading
-import time
-from pathlib import Path
 
 import pytest
 
@@ -18,6 +16,7 @@ from hatrack.clusters.status import status
 from hatrack.experiments.run import folder_of
 from hatrack.experiments.sameness import differences
 from hatrack.training.checkpoint import stopping
+from tests.helpers.killing import wait_for_epochs
 from tests.helpers.runs import small
 
 submitit = pytest.importorskip("submitit")
@@ -27,7 +26,7 @@ HOW = {"engine": "eager", "save_every": 5.0, "device": "cpu"}
 @pytest.mark.slow
 def test_a_job_saves_and_goes_on_when_it_is_requeued(tmp_path):
     """`checkpoint` is called from a signal handler, in the main thread, while a step is under way in another."""
-    spec = small("hat", regime=Regime(epochs=6, batch=20))
+    spec = small("hat", regime=Regime(epochs=20, batch=20))
     job, requeued = SlurmJob([spec], tmp_path, HOW, {}), []
 
     def when_time_is_over(*_):
@@ -35,7 +34,7 @@ def test_a_job_saves_and_goes_on_when_it_is_requeued(tmp_path):
 
     before = signal.signal(signal.SIGUSR2, when_time_is_over)
     main = threading.main_thread().ident
-    timer = threading.Thread(target=lambda: (_until(tmp_path, "*.part/task-1*"), signal.pthread_kill(main, signal.SIGUSR2)))
+    timer = threading.Thread(target=lambda: (wait_for_epochs(tmp_path, 22), signal.pthread_kill(main, signal.SIGUSR2)))
     timer.start()
     try:
         assert job() == 0, "it came to its end before it was stopped"
@@ -48,12 +47,6 @@ def test_a_job_saves_and_goes_on_when_it_is_requeued(tmp_path):
     again = requeued[0].function
     assert again() == 1
     assert differences(run(spec), Record.load(tmp_path / f"{spec.name}.json")) == []
-
-
-def _until(folder: Path, files: str) -> None:
-    until = time.monotonic() + 100
-    while not list(folder.glob(files)) and time.monotonic() < until:
-        time.sleep(0.005)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -97,3 +97,11 @@ def wait_for(out: Path, files: str, runs: int = 1) -> None:
     while len({path.parent for path in out.glob(f"*.part/{files}-*.safetensors")}) < runs:
         assert time.monotonic() < until, "no state was saved"
         time.sleep(0.02)
+
+
+def wait_for_epochs(out: Path, count: int) -> None:
+    """Until a run has told of so many epochs. However fast a machine is, it is then in the middle of the run."""
+    until = time.monotonic() + 100
+    while all(path.read_text().count('"kind":"epoch"') < count for path in out.glob("*.part/epochs.jsonl")):
+        assert time.monotonic() < until, f"no run came to epoch {count}"
+        time.sleep(0.005)

@@ -2,12 +2,11 @@
 
 import signal
 import struct
-import time
 
 import pytest
 
 from hatrack import Record, run
-from tests.helpers.killing import OFTEN, WORDS, Killed, here, killed_at, spec, start, to_the_end, wait_for
+from tests.helpers.killing import OFTEN, WORDS, Killed, here, killed_at, spec, start, to_the_end, wait_for_epochs
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")
 
@@ -48,8 +47,7 @@ def test_tensorboard_reads_a_run_that_was_killed(tmp_path, tensorboard):
     """A real kill of a real process; the same command goes on."""
     how = ("--save-every", "0.002", "--log", "tensorboard")
     process = start(tmp_path, *how)
-    wait_for(tmp_path, "fit")
-    time.sleep(1)
+    wait_for_epochs(tmp_path, 2)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
@@ -121,8 +119,7 @@ def test_wandb_keeps_the_curves_of_a_killed_run_offline(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / value) if len(value) == 1 else value)
     how = ("--save-every", "0.002", "--log", "wandb")
     process = start(tmp_path / "runs", *how)
-    wait_for(tmp_path / "runs", "fit")
-    time.sleep(1)
+    wait_for_epochs(tmp_path / "runs", 2)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     ended = start(tmp_path / "runs", *how)
