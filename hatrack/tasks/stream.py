@@ -6,6 +6,7 @@ the number of the item. So neither the number of workers nor the step at which a
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -71,10 +72,11 @@ class Stream:
             num_workers=self.workers,
             collate_fn=_as_it_is,
             generator=torch.Generator(),
-            **{**self.options, "worker_init_fn": Begin(self.options.get("worker_init_fn"))},
+            **{**self.options, "worker_init_fn": Begin(self.options.get("worker_init_fn"), gc.isenabled())},
         )
         try:
-            found = iter(loader)
+            with _no_collection():
+                found = iter(loader)
         except Exception as error:  # a data set that can't be sent may raise anything
             raise ValueError(f"the data set can't be sent to worker processes ({error}); workers=0 needs none") from None
         try:
@@ -115,18 +117,34 @@ class Begin:
     """What a worker does first.
 
     A forked worker has inherited what its parent was about to free. To free a recording of a GPU there would abort it, so
-    that the worker leaves all that it inherited alone.
+    that the worker leaves all that it inherited alone: it begins without garbage collection, see `_no_collection`.
 
     Attributes:
         own: the user's `worker_init_fn`, if there is one.
+        collects: whether garbage is collected afterwards, as in the parent.
     """
 
     own: Callable[[int], None] | None
+    collects: bool
 
     def __call__(self, number: int) -> None:
         gc.freeze()
+        if self.collects:
+            gc.enable()
         if self.own is not None:
             self.own(number)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Within it no garbage is collected, nor in processes that are forked there, until they say so."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _as_it_is(piece: Any) -> Any:

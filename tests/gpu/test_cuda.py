@@ -225,9 +225,10 @@ def test_kernels_are_launched_without_a_c_compiler_and_without_trials(tmp_path, 
 def test_a_step_on_the_gpu_is_captured_once_for_all_tasks_and_seeds(precision, monkeypatch):
     """And the result is that of runs whose every step is captured, bit for bit."""
     from hatrack.engine import compiled
+    from hatrack.engine.graph import capture
     from hatrack.engine.signature import OperationLog
 
-    capture, captures, states = compiled.capture, [], []
+    captures, states = [], []
     monkeypatch.setattr(compiled, "_code_cache", {})
     monkeypatch.setattr(compiled, "capture", lambda *given: captures.append(given[0]) or capture(*given))
     tasks = all_to_device(pictures(2), "cuda")

@@ -39,12 +39,10 @@ def test_recorded_evaluations_are_the_eager_ones(name, small_batches):
         eager, recorded = Evaluations(method, splits), Evaluations(method, splits, wrap=Recorded)
         for _ in range(WARM_UP + 2):
             assert recorded() == eager()
-        assert all(part.add.graphs for part in recorded.parts)
+        assert all(isinstance(part.add, Recorded) and part.add.graphs for part in recorded.parts)
         with torch.no_grad():
             for parameter in method.parameters():
                 parameter.mul_(0.9)
-        assert recorded() == eager()
-        recorded.forget_recordings()
         assert recorded() == eager()
 
 

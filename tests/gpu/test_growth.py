@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hatrack import METHODS, NETWORKS, Network, Regime, Trainer, load, save
+from hatrack import HAT, NETWORKS, PMASK, Network, Regime, Trainer, load, save
 from hatrack.engine.precision import precision_scope
 from hatrack.seeds import seeded
 from hatrack.tasks.device import all_to_device
@@ -31,12 +31,12 @@ def assert_answers(method, before):
             assert torch.equal(now, then[k]), (task, k)
 
 
-@pytest.mark.parametrize("name", ["hat", "pmask"])
+@pytest.mark.parametrize("kind", [HAT, PMASK])
 @pytest.mark.parametrize(("engine", "precision"), [("eager", "float32"), ("recorded", "tf32"), ("recorded", "bfloat16")])
-def test_finished_tasks_keep_their_bits(name, engine, precision, tmp_path):
+def test_finished_tasks_keep_their_bits(kind, engine, precision, tmp_path):
     device = torch.device("cuda")
     tasks = all_to_device(toy_tasks(4, shape=SHAPE), "cuda")
-    method, before = METHODS[name](Network(resnet(), tasks=tasks), grow="auto", grow_below=1.0).to("cuda"), {}
+    method, before = kind(Network(resnet(), tasks=tasks), grow="auto", grow_below=1.0).to("cuda"), {}
     regime = Regime(epochs=3, batch=16, optimizer="adamw", lr=0.01, weight_decay=0.1, keep_state=True)
     fit = Trainer(regime, engine=engine)
     with precision_scope(precision, device):
