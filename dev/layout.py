@@ -19,6 +19,7 @@ CLOSED = {  # folders that get one line
     "docs/results/timings": "times behind the page of ewc-cnn, by `python -m speed.penalty`",
     "docs/results/tuning": "the outcomes of searches and the records behind the page of tuning",
     "docs/results/precision": "records of the same runs in tf32 and in bfloat16",
+    "docs/results/stacking": "records of the same runs stacked and alone",
     "tests/data": "files of earlier versions, which later ones must read",
 }
 OTHER = {
