@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from hatrack.tracing.gates import ApplyGates, Gate, Key, Places, tensor_names
 from hatrack.tracing.norm_calls import NORMS, arguments
+from hatrack.tracing.training_pass import count_writes
 
 BY_CHANNEL = (F.batch_norm, F.instance_norm, F.group_norm)  # they scale dimension 1
 LAST = (F.layer_norm,)  # it scales the last dimension, if it norms no other
@@ -108,7 +109,7 @@ class FoldedGates(ApplyGates):
             last.look(trunk, tensors)
         super().__init__(last.names, places, gates, layers, training=trunk.training)
         self.called: Norms = {}
-        self.versions = {} if last.norms else {id(t): _version(t) for t in last.tensors}  # before the first step
+        self.versions = {} if last.norms else {id(t): count_writes(t) for t in last.tensors}  # before the first step
         expected = last.expected()
         gates_of = {key: gate for key in expected if isinstance(gate := places.gates[key], Gate)}
         folds = [Fold(key, *expected[key], self.values(gate)) for key, gate in gates_of.items()]
@@ -129,7 +130,7 @@ class FoldedGates(ApplyGates):
         weight, bias = given.get("weight"), given.get("bias")
         if weight is None or bias is None or not _scales_channels(func, given, gate):
             return super().call(found, gate, func, args, kwargs)
-        if any(self.versions.get(id(t), _version(t)) != _version(t) for t in (weight, bias)):
+        if any(self.versions.get(id(t), count_writes(t)) != count_writes(t) for t in (weight, bias)):
             self.left.written.add(found)
         if found not in self.left.written:
             self.called.setdefault(found, (weight, bias))
@@ -138,11 +139,6 @@ class FoldedGates(ApplyGates):
             values = self.values(gate).to(weight.dtype)
             scale, shift = weight * values, bias * values
         return func(**given | {"weight": scale, "bias": shift})
-
-
-def _version(tensor: Tensor) -> int:
-    """Return how often a tensor was written in place; a write through its `data` is not counted."""
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def _scales_channels(func: Any, given: dict[str, Any], gate: Gate) -> bool:

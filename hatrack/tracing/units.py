@@ -23,15 +23,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from hatrack.seeds import generator, seeded
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE
 from hatrack.tracing.exchange import filled, functional_call
 from hatrack.tracing.folded import FoldedGates, LastPass
 from hatrack.tracing.gates import (
-    LAYERS,
-    RECURRENT,
     ApplyGates,
     Gate,
     Key,
@@ -42,12 +39,11 @@ from hatrack.tracing.gates import (
 )
 from hatrack.tracing.lengths import Example, trace_example
 from hatrack.tracing.mask_tables import MaskTables
-from hatrack.tracing.norm_calls import NORMS
-from hatrack.tracing.opened import OPENED
 from hatrack.tracing.parameters import per_task_parameters
 from hatrack.tracing.recurrent import FusedGate
 from hatrack.tracing.trace import Use
 from hatrack.tracing.tracker import DependencyTracker
+from hatrack.tracing.training_pass import written_in_training
 from hatrack.tracing.wrappers import check_copy, check_modules
 
 LEFT = "left out by"  # the reason for what the user leaves out, and the pattern
@@ -85,7 +81,7 @@ class Units:
         twin = copy.deepcopy(trunk).cpu().eval()
         x = example[:2].cpu() if len(example) > 1 else torch.cat([example, example]).cpu()
         check_copy(copy.deepcopy(twin), x, trunk)
-        written = _written_in_training(copy.deepcopy(twin), x)
+        written = written_in_training(copy.deepcopy(twin), x)
         trace, features, gated = trace_example(twin, x, written)
         tracker, table = trace.tracker, trace.table
         self.count, self.layers, self.places = table.count, table.layers, Places(trace.final_gates(features))
@@ -373,45 +369,3 @@ def _padded(sets: list[frozenset[int] | None]) -> Tensor:
     """Return the units of every dependency set, padded with -1: (sets, size of the largest)."""
     width = max(1, *(len(s or ()) for s in sets))
     return torch.tensor([[*sorted(s or ()), *[-1] * (width - len(s or ()))] for s in sets])
-
-
-class _NoLayers(TorchFunctionMode):
-    """While this mode is active, calling a layer is an error."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (
-            func in LAYERS or func in RECURRENT or func in OPENED or func in NORMS
-        ) and torch.is_grad_enabled():  # without: the backward pass of an operation of the user's own
-            raise ValueError(
-                "the trunk computes layers again in the backward pass (gradient checkpointing), which cannot be traced"
-            )
-        return func(*args, **(kwargs or {}))
-
-
-def _written_in_training(trunk: nn.Module, x: Tensor) -> set[str]:
-    """Run a training pass, and return the names of the buffers that it writes.
-
-    It raises if the backward pass computes layers again: there, the gates would not be applied.
-    """
-    before = {name: (buffer, buffer.clone(), _version(buffer)) for name, buffer in trunk.named_buffers()}
-    with seeded(0, "units"), torch.enable_grad():
-        out = trunk.train()(x)
-        if not isinstance(out, Tensor):
-            raise ValueError(f"in training mode the trunk must return a tensor of features, not {type(out).__name__}")
-        if out.requires_grad:
-            # From an edge, not from `out`: with a tensor, the mode would handle the whole backward pass as one call, and a
-            # mode is off within a call that it handles.
-            edge = torch.autograd.graph.get_gradient_edge(out)
-            with _NoLayers():
-                torch.autograd.backward(edge, torch.ones_like(out))
-    now = dict(trunk.named_buffers())
-    return {
-        name
-        for name, (buffer, values, version) in before.items()
-        if now.get(name) is not buffer or _version(buffer) != version or not torch.equal(buffer, values)
-    }
-
-
-def _version(tensor: Tensor) -> int:
-    """Return torch's count of writes to a tensor; tensors of the inference mode have none."""
-    return 0 if tensor.is_inference() else tensor._version

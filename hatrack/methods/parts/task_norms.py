@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from hatrack.seeds import generator, seeded
 from hatrack.tasks.split import Split
 from hatrack.tracing.norm_calls import NORMS, arguments
+from hatrack.tracing.training_pass import count_writes
 from hatrack.tracing.wrappers import check_modules, copied
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def own_tensors(net: "Network") -> list[str]:
     writes. Parts that the user froze are left out."""
     twin = copied(net.trunk, net.example).train()
     net.keep_frozen(twin)
-    before = {name: (t, t.clone(), _version(t)) for name, t in _tensors(twin).items()}
+    before = {name: (t, t.clone(), count_writes(t)) for name, t in _tensors(twin).items()}
     with seeded(0, "norms"), _FindNorms() as norms:
         twin(torch.cat([net.example, net.example]))  # at least two images: a batch of one has no variance
     after, names = _tensors(twin), []
@@ -194,15 +195,10 @@ def own_tensors(net: "Network") -> list[str]:
         frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
         in_frozen_part = any(name == f or name.startswith(f"{f}.") for f in net.frozen)
         # The version misses writes through `.data`, and the values miss writes of the same values.
-        written = _version(tensor) != version or not torch.equal(tensor, old)
+        written = count_writes(tensor) != version or not torch.equal(tensor, old)
         if not in_frozen_part and (written or (not frozen and id(tensor) in norms.found)):
             names.append(name)
     return names
-
-
-def _version(tensor: Tensor) -> int:
-    """Return torch's count of writes to a tensor; tensors of the inference mode have none."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _tensors(trunk: nn.Module) -> dict[str, Tensor]:

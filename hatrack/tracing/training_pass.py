@@ -1,0 +1,54 @@
+"""A pass in training mode: which buffers a trunk writes there, and that its backward pass computes no layer again."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from hatrack.seeds import seeded
+from hatrack.tracing.gates import LAYERS, RECURRENT
+from hatrack.tracing.norm_calls import NORMS
+from hatrack.tracing.opened import OPENED
+
+
+def written_in_training(trunk: nn.Module, x: Tensor) -> set[str]:
+    """Run a training pass, and return the names of the buffers that it writes.
+
+    It raises if the backward pass computes layers again: there, the gates would not be applied.
+    """
+    before = {name: (buffer, buffer.clone(), count_writes(buffer)) for name, buffer in trunk.named_buffers()}
+    with seeded(0, "units"), torch.enable_grad():
+        out = trunk.train()(x)
+        if not isinstance(out, Tensor):
+            raise ValueError(f"in training mode the trunk must return a tensor of features, not {type(out).__name__}")
+        if out.requires_grad:
+            # From an edge, not from `out`: with a tensor, the mode would handle the whole backward pass as one call, and a
+            # mode is off within a call that it handles.
+            edge = torch.autograd.graph.get_gradient_edge(out)
+            with _NoLayers():
+                torch.autograd.backward(edge, torch.ones_like(out))
+    now = dict(trunk.named_buffers())
+    return {
+        name
+        for name, (buffer, values, version) in before.items()
+        if now.get(name) is not buffer or count_writes(buffer) != version or not torch.equal(buffer, values)
+    }
+
+
+class _NoLayers(TorchFunctionMode):
+    """While this mode is active, calling a layer is an error."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (
+            func in LAYERS or func in RECURRENT or func in OPENED or func in NORMS
+        ) and torch.is_grad_enabled():  # without: the backward pass of an operation of the user's own
+            raise ValueError(
+                "the trunk computes layers again in the backward pass (gradient checkpointing), which cannot be traced"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def count_writes(tensor: Tensor) -> int:
+    """Return how often a tensor was written in place, but for writes through `.data`; 0 in the inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
