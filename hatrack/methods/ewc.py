@@ -17,6 +17,7 @@ from hatrack.methods.divergence import spring
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.fisher import Estimator, fisher_diagonal
+from hatrack.methods.parts.springs import spring_energy
 from hatrack.methods.parts.vectors import extended, values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
@@ -103,13 +104,14 @@ class EWC(Method):
 
     def penalty(self) -> Tensor:
         """Return (lambda / 2) sum F (theta - anchor)^2. (For anchors="all", the sum over tasks is larger by a constant.)"""
-        now = values(self.trained_parameters())
-        return self.stiffness()[: len(now)] @ (now - self.anchor[: len(now)]).square() / 2
+        if not self.limit:
+            return self.strength * spring_energy(self.trained_parameters(), self.anchor, self.fisher)
+        return spring_energy(self.trained_parameters(), self.anchor, self.stiffness())
 
     def stiffness(self) -> Tensor:
         """Return the stiffness of the springs (weights,), lambda F, at most `limit`."""
         springs = self.strength * self.fisher
-        return springs.clamp(max=self.limit) if self.limit else springs
+        return springs.clamp_(max=self.limit) if self.limit else springs
 
     def explain_divergence(self, regime: Regime) -> str:
         return spring(regime, self.stiffness().max().item(), strength=self.fisher.max().item(), limit=1.0)

@@ -13,6 +13,7 @@ from torch import Tensor
 from hatrack.methods.divergence import spring
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
+from hatrack.methods.parts.springs import spring_energy
 from hatrack.methods.parts.vectors import extended, set_values, values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
@@ -71,9 +72,8 @@ class IMMMean(Method):
 
     def penalty(self) -> Tensor:
         """Return L2-transfer: (strength / 2) sum (theta - anchor)^2, from the second task on."""
-        pull = self.strength / 2 * self.learned.clamp(max=1)
-        now = values(self.trained_parameters())
-        return pull * (now - self.anchor[: len(now)]).square().sum()
+        strength = self.strength * self.learned.clamp(max=1)
+        return strength * spring_energy(self.trained_parameters(), self.anchor)
 
     def explain_divergence(self, regime: Regime) -> str:
         return spring(regime, self.strength * self.learned.clamp(max=1).item(), strength=1.0)

@@ -13,6 +13,7 @@ from hatrack.methods.divergence import spring
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.single_gradients import SumOfSizes
+from hatrack.methods.parts.springs import spring_energy
 from hatrack.methods.parts.vectors import extended, values
 from hatrack.networks.network import Network
 from hatrack.options import Option, check
@@ -88,9 +89,9 @@ class MAS(Method):
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy plus strength sum Omega (theta - anchor)^2 (Eq. 4)."""
-        now = values(self.trained_parameters())
-        importance, anchor = self.importance[: len(now)], self.anchor[: len(now)]
-        return super().loss(batch) + self.strength * (importance * (now - anchor).square()).sum()
+        return super().loss(batch) + 2 * self.strength * spring_energy(
+            self.trained_parameters(), self.anchor, self.importance
+        )
 
     def explain_divergence(self, regime: Regime) -> str:
         stiffest = 2 * self.importance.max().item()  # the curvature at strength 1
