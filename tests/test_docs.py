@@ -14,8 +14,13 @@ import hatrack
 from dev import api_reference, formulas, layout, results, site, tuning
 from hatrack import METHODS, Network, Regime, Trainer
 from hatrack.__main__ import main
+from hatrack.experiments.record_parts import Spec
 from hatrack.networks.mlp import mlp
+from hatrack.recipes import RECIPES
+from hatrack.recipes.quantities import summary
 from hatrack.recipes.reproduce import read_records
+from hatrack.recipes.results import Results
+from hatrack.reporting.words import run_command
 from tests.helpers.learning import learn, logits
 from tests.helpers.toys import toy_tasks
 
@@ -45,11 +50,34 @@ def test_the_page_of_tuning_is_what_the_records_say():
     assert tuning.PAGE.read_text(encoding="utf-8") == tuning.page(), "python -m dev.tuning"
 
 
+@pytest.mark.parametrize(("name", "label"), [("agem", "A-GEM"), ("er", "ER")])
+def test_the_comparison_of_004_on_the_page_of_a_method_is_a_row_with_records(name, label):
+    text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+    (part,) = RECIPES["regimes"].only(("rotated",))
+    found = Results(part, read_records(results.RESULTS))
+    assert f"`{run_command(Spec.from_dict(found.rows[label].run.spec), [0, 1, 2])}`" in text
+    accuracy, forgetting = (found.summary(label, summary(key)) for key in ("accuracy", "forgetting"))
+    assert f"accuracy {100 * accuracy.mean:.1f} ± {100 * accuracy.std:.1f} %" in text
+    assert f"forgetting {forgetting.mean:.3f} ± {forgetting.std:.3f} (n = 3)" in text
+
+
 def test_numbers_in_the_text_on_tuning_are_in_its_tables():
     lines = (ROOT / "docs" / "results" / "tuning.md").read_text().splitlines()
     tables = "\n".join(line for line in lines if line.startswith("|"))
     text = "\n".join(line for line in lines if not line.startswith(("|", "hatrack ", "Plain ")))
     assert [number for number in re.findall(r"\b\d+\.\d{3}\b", text) if number not in tables] == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_result_on_the_page_of_a_method_is_that_of_its_records(name):
+    """The command that some pages have is a row of the page on all methods."""
+    text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results" / "others.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^## Every method on one small sequence$(.*?)^## ", page, re.MULTILINE | re.DOTALL)
+    (row,) = re.findall(rf"^\| {name} \| 3 \| (.+) \| .+ \| (.+) \|$", table, re.MULTILINE)
+    _, command, rest = text.partition(f"`hatrack run digits-and-clothes {name} ")
+    found = re.findall(r"accuracy (\S+ ± \S+) %.* forgetting (-?\S+ ± [\d.]+\d)", rest)[:1] if command else [row]
+    assert [(accuracy, forgetting.removeprefix("-")) for accuracy, forgetting in found] == [row]
 
 
 def test_a_claim_about_all_data_sets_says_which_it_was_judged_on():

@@ -150,15 +150,16 @@ def leaders(values: Mapping[str, Mapping[int, float]]) -> list[str]:
     """Return the methods that may be the best, the largest mean first. Methods with fewer than three seeds don't count.
 
     Args:
-        values: for every method its values by seed; larger is better.
+        values: for every method its values by seed; larger is better. Values that are not finite are left out.
 
     Returns:
         One method if it is ahead of all others; several if they are tied: those that no other is ahead of, and those that
         these are not ahead of, if only one is left. Of these only the ones whose difference to the largest mean has an
-        interval with 0 in it, and at least the nearest one. None if fewer than two methods have three seeds, or if two of
-        these share fewer.
+        interval with 0 in it, and at least the nearest one. Those of one mean are in the order given. None if fewer than
+        two methods have three seeds, or if two of these share fewer.
     """
-    known = {name: found for name, found in values.items() if len(found) >= FEWEST}
+    finite = {name: {seed: value for seed, value in found.items() if math.isfinite(value)} for name, found in values.items()}
+    known = {name: found for name, found in finite.items() if len(found) >= FEWEST}
     pairs = compare(known)
     if not pairs or any(pair.verdict == "too few seeds" for pair in pairs):
         return []
@@ -166,6 +167,6 @@ def leaders(values: Mapping[str, Mapping[int, float]]) -> list[str]:
     best = {name for name in known if not any((other, name) in ahead for other in known)}
     if len(best) == 1:
         best |= {name for name in known if name not in best and (next(iter(best)), name) not in ahead}
-    ranked = sorted(best, key=lambda name: -float(np.mean(list(known[name].values()))))
+    ranked = sorted((name for name in known if name in best), key=lambda name: -float(np.mean(list(known[name].values()))))
     apart = {pair.other for pair in pairs if ranked[:1] == [pair.better] and pair.interval[0] > 0}
     return ranked[:2] + [name for name in ranked[2:] if name not in apart]

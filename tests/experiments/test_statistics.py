@@ -77,6 +77,18 @@ def test_leaders():
     assert leaders({"low": low, "high": high, "new": {0: 0.99}}) == ["high"], "a method with one seed does not count"
 
 
+def test_leaders_of_one_mean_are_in_the_order_given():
+    """A set of names has another order in every process."""
+    names = [f"method {k}" for k in range(12)]
+    assert leaders({name: seeds(0.5, 0.6, 0.7) for name in names}) == names
+
+
+def test_a_value_that_is_not_finite_is_no_seed_of_a_leader():
+    low, high = seeds(0.5, 0.6, 0.7, 0.8), seeds(0.80, 0.91, 1.0, math.nan)
+    assert leaders({"low": low, "high": high}) == ["high"]
+    assert leaders({"low": low, "high": seeds(0.80, 0.91, 1.0), "broken": seeds(0.9, 0.9, math.nan)}) == ["high"]
+
+
 def test_a_method_far_behind_is_not_tied_for_the_best():
     """With three seeds and fifteen pairs hardly a difference is left after Holm's correction."""
     rows = {"best": (0.91, 0.93, 0.92), "near": (0.90, 0.93, 0.90), "far": (0.75, 0.70, 0.66)}

@@ -176,6 +176,21 @@ def test_what_000_calls_always_and_slightly(records):
     assert table.rows[0][2:] == [format_number(PERCENT, gap / 100) for gap in (*gaps, sum(gaps) / 10)]
 
 
+def test_what_000_concludes_of_forgetting_and_of_pnn(records):
+    """HAT forgets less than plain SGD in both networks; PNN learns a task worse than both do in AlexNet."""
+    (part,) = RECIPES["hat-resnet"].only(("figure-4",))
+    results = Results(part, records)
+    claims = {claim.text: claim for claim in part.claims}
+    for network, labels in {"AlexNet": ("hat", "sgd"), "ResNet-18, norms per task": ("hat-bn", "sgd")}.items():
+        (claim,) = (claim for text, claim in claims.items() if text.endswith(f"regardless of the architecture ({network})."))
+        kind = network.partition("-")[0].lower().removesuffix("net") + "net"
+        assert [claim.compared.label, *claim.compared.others] == [f"{kind}-{label}" for label in labels]
+        assert claim.holds(results) is True
+    (claim,) = (claim for text, claim in claims.items() if text.startswith("PNN shows a higher bias"))
+    pnn, sgd, hat = (results.mean(f"alexnet-{label}", summary("learning")) for label in ("pnn", "sgd", "hat"))
+    assert claim.holds(results) is (pnn < min(sgd, hat)) is True
+
+
 def test_the_records_of_the_project_belong_to_rows(records):
     """A record that no recipe shows would be left over from a row that was changed."""
     shown = {
