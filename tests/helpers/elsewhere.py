@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 THERE = torch.device("mps", 0)  # a type that no code of ours asks for
 CPU = torch.device("cpu")
-MIXED = ("aten::copy_", "aten::_to_copy", "aten::set_")  # operations whose tensors may lie on two devices
+FILLED = ("aten::copy_", "aten::set_")  # operations that bring values to where their first tensor is
 # Their indices may lie on the CPU; and a backward pass writes into zeros that it makes itself, unseen by us.
 INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 
@@ -66,7 +66,8 @@ class CheckOperations(TorchDispatchMode):
         if any(there) and not all(there):
             raise RuntimeError(f"{func} on tensors of two devices, {THERE} and cpu")
         results = func(*args, **kwargs)
-        if kwargs.get("device") is None and any(t in self.places for t in leaves(args, kwargs)):
+        moves = kwargs.get("device") is not None or func._schema.name in FILLED
+        if not moves and any(t in self.places for t in leaves(args, kwargs)):
             for result in leaves(results):
                 self.places.put(result)
         return results
@@ -74,7 +75,7 @@ class CheckOperations(TorchDispatchMode):
     def _checked(self, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
         """The tensors that must be on one device: not those of a single number on the CPU, which may be anywhere."""
         name = func._schema.name
-        given = [] if name in (*MIXED, *INDEXED) else leaves(args, kwargs)
+        given = [] if name in (*FILLED, *INDEXED) else leaves(args, kwargs)
         return [t for t in given if t.dim() or t in self.places]
 
 
