@@ -2,7 +2,8 @@
 
 Within `elsewhere()` tensors may be moved to the device `THERE`. They are ordinary tensors; but they say that they are there,
 and an operation on tensors of both devices is an error, as on a GPU. So it is noticed on any machine that a part of a method
-was left on the CPU. Numbers that are read, engines, streams and kernels are not those of a GPU.
+was left on the CPU. Numbers that are read, engines, streams and kernels are not those of a GPU; and a backward pass is not
+checked, since torch makes zeros there that do not say where they are.
 """
 
 from collections.abc import Iterator
@@ -19,8 +20,7 @@ from torch.utils._pytree import tree_leaves
 THERE = torch.device("mps", 0)  # a type that no code of ours asks for
 CPU = torch.device("cpu")
 FILLED = ("aten::copy_", "aten::set_")  # operations that bring values to where their first tensor is
-# Their indices may lie on the CPU; and a backward pass writes into zeros that it makes itself, unseen by us.
-INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")  # by indices that may be anywhere
 
 
 class Places:
@@ -61,12 +61,12 @@ class CheckOperations(TorchDispatchMode):
         self.places = places
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
+        kwargs, backward = kwargs or {}, torch._C._current_graph_task_id() >= 0
         there = [t in self.places for t in self._checked(func, args, kwargs)]
-        if any(there) and not all(there):
+        if any(there) and not all(there) and not backward:
             raise RuntimeError(f"{func} on tensors of two devices, {THERE} and cpu")
         results = func(*args, **kwargs)
-        moves = kwargs.get("device") is not None or func._schema.name in FILLED
+        moves = kwargs.get("device") is not None or (func._schema.name in FILLED and not backward)
         if not moves and any(t in self.places for t in leaves(args, kwargs)):
             for result in leaves(results):
                 self.places.put(result)
