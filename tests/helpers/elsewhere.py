@@ -101,6 +101,8 @@ class SayTheDevice(TorchFunctionMode):
             return self._move(args[0], CPU)
         if func is Tensor.to:
             return self._to(*args, **kwargs)
+        if func is Tensor.__deepcopy__ and args[0] in self.places:
+            return self.places.put(func(*args, **kwargs))
         if not is_there(kwargs.get("device")):
             return func(*args, **kwargs)
         made = func(*args, **{**kwargs, "device": CPU})

@@ -1,5 +1,7 @@
 """Methods on a device, as far as a machine without one can tell: nothing of them is left on the CPU."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -68,6 +70,7 @@ def test_the_device_that_is_not_there():
             b.numpy()
         assert (2 * b + a.to(b)).cpu().tolist() == [3, 3, 3]
         assert b[torch.tensor([0, 2])].device == THERE
+        assert copy.deepcopy(b).device == THERE
         assert torch.zeros(3).copy_(b).device == CPU
         assert torch.zeros(3, device=THERE).copy_(a).device == THERE
         assert nn.Linear(2, 2).to(b).weight.device == nn.Linear(2, 2).to(THERE).bias.device == THERE
