@@ -164,7 +164,9 @@ def _tell(method: Method, task: int, network: fx.GraphModule, example: Tensor, p
         own, before = milliseconds(run, images), milliseconds(full, images)
         noun = "image" if count == 1 else "images"
         say(f"{count} {noun}: {own:.2f} ms, the whole network {before:.2f} ms ({before / own:.1f} times)")
-    say(f"{path} takes images of shape {tuple(example.shape[1:])} and type {str(example.dtype).removeprefix('torch.')}")
+    kind = str(example.dtype).removeprefix("torch.")
+    hint = "; if the task was learned from floats, export it with --floats" if kind == "uint8" else ""
+    say(f"{path} takes images of shape {tuple(example.shape[1:])} and type {kind}{hint}")
 
 
 def milliseconds(run: Run, images: Tensor) -> float:

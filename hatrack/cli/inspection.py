@@ -1,7 +1,7 @@
 """Showing what tasks use of a network. Imported when `hatrack inspect` begins: it needs torch."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich import box
@@ -42,20 +42,27 @@ def inspect(thing: Path, pictures: Path | None, trunk: str, method: str) -> None
         found = capacity(model)
     if not found.layers:
         raise ValueError(f"{thing} has no masks to look at: hat, pmask and packnet have, in records from version 0.2 on")
-    show(found)
+    show(found, list(model.history) if model else None)
     if pictures and model is None:
         raise ValueError(f"pictures of masks need the model: hatrack run ... --keep-model keeps it beside {thing.name}")
     if pictures and model is not None:
         say(f"{draw_masks(model, pictures)} pictures in {pictures}")
 
 
-def show(found: Capacity) -> None:
-    """Print the tables and sentences of a capacity."""
+def show(found: Capacity, numbers: Sequence[int] | None = None) -> None:
+    """Print the tables and sentences of a capacity.
+
+    Args:
+        found: the capacity.
+        numbers: the numbers of its tasks, as `hatrack export --task` takes them; None: 0, 1, 2 and so on.
+    """
+    numbers = range(len(found.tasks)) if numbers is None else numbers
     console = Console()
     last = list(range(len(found.tasks)))[-max(3, (console.width - FIRST) // WIDTH) :]
     if len(last) < len(found.tasks):
         say(f"the last {len(last)} of {len(found.tasks)} tasks are shown; a wider terminal shows more")
-    layers = _table("weights used after each task, in %", "layer", "weights", last)
+    shown = [numbers[t] for t in last]
+    layers = _table("weights used after each task, in %", "layer", "weights", shown)
     for layer in found.layers:
         layers.add_row(Text(visible(layer.title)), f"{layer.weights:,}", *_percents(layer.used[t] for t in last))
     total = sum(layer.weights for layer in found.layers)
@@ -63,22 +70,22 @@ def show(found: Capacity) -> None:
     if found.frozen and found.frozen != found.used:
         layers.add_row("all that are frozen", "", *_percents(found.frozen[t] for t in last))
     console.print(layers)
-    reuse = _table("of what a task uses, the share that another uses as well, in %", "task", "uses", last)
+    reuse = _table("of what a task uses, the share that another uses as well, in %", "task", "uses", shown)
     for i in last:
         shares = _percents([found.own[i], *(found.reuse[i][j] for j in last)])
-        reuse.add_row(Text(visible(f"{i + 1} {found.tasks[i]}")), *shares)
+        reuse.add_row(Text(visible(f"{numbers[i]} {found.tasks[i]}")), *shares)
     console.print(reuse)
-    for line in sentences(found):
+    for line in sentences(found, numbers):
         say(line)
 
 
 def _table(title: str, first: str, second: str, tasks: Iterable[int]) -> Table:
-    """Return a table with two columns and one for each task, by its number from 1."""
+    """Return a table with two columns and one for each of these numbers of tasks."""
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), title=title, title_justify="left")
     table.add_column(first, no_wrap=True, overflow="ellipsis", max_width=FIRST - 14)
     table.add_column(second, justify="right", no_wrap=True, min_width=10)
     for t in tasks:
-        table.add_column(str(t + 1), justify="right", no_wrap=True, min_width=5)
+        table.add_column(str(t), justify="right", no_wrap=True, min_width=5)
     return table
 
 
@@ -86,8 +93,9 @@ def _percents(shares: Iterable[float]) -> list[str]:
     return [f"{100 * share:.1f}" for share in shares]
 
 
-def sentences(found: Capacity) -> list[str]:
-    """Return what the tables come to, in words."""
+def sentences(found: Capacity, numbers: Sequence[int] | None = None) -> list[str]:
+    """Return what the tables come to, in words; `numbers` are those of the tasks, None: 0, 1, 2 and so on."""
+    numbers = range(len(found.tasks)) if numbers is None else numbers
     total, (unused, one, *more) = sum(found.shared_by), found.shared_by
     everyone = more.pop() if more else 0
     parts = [f"{found.free:.1%} of the weights are free", f"{one / total:.1%} are used by one task"]
@@ -98,7 +106,7 @@ def sentences(found: Capacity) -> list[str]:
     if (between := unused / total - found.free) > 0.0005:
         parts.append(f"{between:.1%} are frozen between units of different tasks")
     count = range(len(found.tasks))
-    built_on = [str(j + 1) for j in count if any(found.reuse[i][j] > 0 for i in count[j + 1 :])]
+    built_on = [str(numbers[j]) for j in count if any(found.reuse[i][j] > 0 for i in count[j + 1 :])]
     listed = ", ".join(built_on[:LISTED]) + (f", ... ({len(built_on)} in all)" if len(built_on) > LISTED else "")
     reuse = f"later tasks reuse weights of {listed}" if built_on else "no task reuses weights of an earlier one"
     left = found.forecast

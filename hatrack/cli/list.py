@@ -113,7 +113,9 @@ def tasks(name: str, seed: int, data: str = "", asked: str = "") -> RenderableTy
         given["tasks"] = convert(known["tasks"], asked) if "tasks" in known else asked
     made = sequence(seed, **complete(name, sequence, given))
     network = BENCHMARKS.about(name).network
-    title = f"{len(made)} tasks at seed {seed}, {sum(task.classes for task in made)} classes; network {network}"
+    classes = sum(task.classes for task in made)
+    counts = f"{len(made)} task{'s' * (len(made) != 1)} at seed {seed}, {classes} class{'es' * (classes != 1)}"
+    title = f"{counts}; network {network}"
     columns = ("task", "name", "classes", "train", "valid", "test", "image")
     table = Table(*columns, title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for column in (table.columns[k] for k in (0, 2, 3, 4, 5)):

@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from hatrack.engine.interleaving import others_run, stand_apart
 COUNT = min(6, ((os.cpu_count() or 1) - 1) // 2)  # helpers at a time; with few processors they would only slow training down
 UNSAFE = r'[\\/:*?"<>|]'  # characters that the compiler's cache has not in the name of its folder
 PATIENCE = 300.0  # seconds to wait for a helper; then the fit compiles its step itself
+ASK = 0.2  # seconds after which it is asked again whether somebody who waits for a helper has given up
 
 _jobs: dict[str, threading.Event] = {}  # by name: set when the helper has ended, whatever came of it
 _places = threading.Semaphore(max(1, COUNT))
@@ -88,13 +90,20 @@ def _end_when_orphaned() -> None:
     os._exit(1)
 
 
-def wait(name: str) -> None:
-    """Wait until the helper with this job has ended, if there is one; other runs go on, also those that are stacked."""
+def wait(name: str, given_up: Callable[[], bool] = lambda: False) -> None:
+    """Wait until the helper with this job has ended, if there is one; other runs go on, also those that are stacked.
+
+    Args:
+        name: names the job.
+        given_up: whether nobody needs its code any more; it is asked a few times a second.
+    """
     job = _jobs.get(name)
     if job is not None and not job.is_set():
         stand_apart(apart=True)
         with others_run():
-            job.wait(PATIENCE)
+            until = time.monotonic() + PATIENCE
+            while not job.wait(min(ASK, PATIENCE)) and time.monotonic() < until and not given_up():
+                pass
             # Before it is this run's turn, so that all runs that wait for this job take their first step together.
             stand_apart(apart=False)
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 T = TypeVar("T")
+LOOK = 0.5  # seconds after which the thread that waits for the runs looks whether a signal has come
 STEPS = 8  # training steps of a run before it yields to another one
 
 # CUDA reads this when it starts. With 8 connections, the default, more than 8 streams would block each other.
@@ -262,7 +263,8 @@ def run_interleaved(
     try:
         with ThreadPoolExecutor(workers) as pool:
             futures = [pool.submit(execute, run, kind) for run, kind in zip(runs, kinds, strict=True)]
-            wait(futures)
+            while wait(futures, timeout=LOOK).not_done:
+                pass  # Python executes the handler of a signal in this thread, and only when it is awake
         if errors:
             raise errors[0]
         return [future.result() for future in futures]

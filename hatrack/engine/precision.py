@@ -4,6 +4,7 @@ import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -65,11 +66,23 @@ def _try_bfloat16() -> None:
 @contextmanager
 def _gpu_flags(*, tf32: bool) -> Iterator[None]:
     """Set torch's flags for the block. They are global: they apply to all threads."""
-    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = cuda.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
-    cuda.allow_tf32 = cudnn.allow_tf32 = tf32  # both: their defaults differ
+    flags: Any = torch.backends
+    matmul, cudnn = flags.cuda.matmul, flags.cudnn
+    parts = matmul, cudnn.conv, cudnn.rnn
+    before, deterministic = [part.fp32_precision for part in parts], cudnn.deterministic
+    _set_tf32([tf32, tf32], ["tf32" if tf32 else "ieee"] * 3)
     cudnn.deterministic = True  # the same run gives the same bits
     try:
         yield
     finally:
-        cuda.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
+        _set_tf32([precision == "tf32" for precision in before[:2]], before)
+        cudnn.deterministic = deterministic
+
+
+def _set_tf32(allowed: list[bool], precisions: list[str]) -> None:
+    """Set both kinds of torch's flags, for matrix products, convolutions and recurrent layers. Where a user has set only the
+    new ones, it is an error to read the old ones, as torch's compiler does, and these alone would not decide."""
+    flags: Any = torch.backends
+    flags.cuda.matmul.allow_tf32, flags.cudnn.allow_tf32 = allowed
+    for part, precision in zip((flags.cuda.matmul, flags.cudnn.conv, flags.cudnn.rnn), precisions, strict=True):
+        part.fp32_precision = precision

@@ -179,7 +179,8 @@ def input_signature(tensors: Sequence[Tensor]) -> str:
         (t.shape, t.stride(), t.dtype, t.device, first[m], t.storage_offset(), t.data_ptr() % 16 if t.is_cuda else 0)
         for t, m in zip(tensors, memory, strict=True)
     ]
-    tf32 = any(t.is_cuda for t in tensors) and torch.backends.cuda.matmul.allow_tf32
+    products: Any = torch.backends.cuda.matmul
+    tf32 = any(t.is_cuda for t in tensors) and products.fp32_precision == "tf32"
     return f"{described} {tf32} {torch.get_num_threads()}"
 
 

@@ -31,6 +31,7 @@ class StackedSteps:
 
     Attributes:
         wait_for_code: called with a number of lanes before a stack is joined, so that another process may compile its step.
+            It may raise an exception to stop the run.
     """
 
     def __init__(
@@ -76,12 +77,12 @@ class StackedSteps:
         """Join a stack, unless that was tried before. Return False if the steps can't be stacked."""
         if self.member is not None or self.apart:
             return self.member is not None
+        lanes = lane_count()
+        if self.wait_for_code and not self.failed:
+            self.wait_for_code(lanes)
         try:
             if self.failed:
                 raise RuntimeError(self.failed)
-            lanes = lane_count()
-            if self.wait_for_code:
-                self.wait_for_code(lanes)
             self._join(self._inputs(index, number), self.step.paddings(), lanes)
         except Exception as error:  # it may fail in many ways; the step can always run alone
             self.failed = (str(error).splitlines() or [type(error).__name__])[0]

@@ -31,6 +31,7 @@ from hatrack.tasks.split import Split
 from hatrack.tasks.targets import CLASSES
 from hatrack.tasks.task import Task
 from hatrack.tasks.transform import Transform
+from hatrack.training.checkpoint import stopping
 from hatrack.training.epoch_sizes import max_steps, room_for_losses
 from hatrack.training.paddings import fades
 from hatrack.training.trainer import Trainer
@@ -108,12 +109,12 @@ class Ahead:
             helpers.start(name, compile_step, {**self.jobs[task], "lanes": lanes})
 
     def wait(self, task: Task, lanes: int) -> None:
-        """Wait until the step of a task is compiled, if a helper does that."""
+        """Wait until the step of a task is compiled, if a helper does that, or until the run is asked to stop."""
         if lanes != self.lanes:  # runs of its kind have ended
             self.start(task.index, lanes)
         name = f"{self.names[task.index]} {lanes}"
         self.taken.add(name)
-        helpers.wait(name)
+        helpers.wait(name, stopping.is_set)
 
     def remember(self) -> None:
         """Note that the steps that the run has taken, all of them compiled, are in the compiler's cache."""

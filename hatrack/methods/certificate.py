@@ -101,7 +101,9 @@ def certificate_of(method: "Method", tasks: list[dict[str, Any]]) -> dict[str, A
 def _conditions(device: torch.device) -> dict[str, str]:
     """Return what decides, beside the version of torch, the last bits of answers on a device."""
     gpu = device.type == "cuda"
-    flags = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) if gpu else ()
+    torch_flags: Any = torch.backends
+    products = (torch_flags.cuda.matmul, torch_flags.cudnn.conv) if gpu else ()
+    flags = [part.fp32_precision == "tf32" for part in products]  # `allow_tf32` can't be read if a user has set this one
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if gpu else device.type,

@@ -194,6 +194,8 @@ def _scale_of_floats(what: str, train: Tensor, test: Tensor, mean: Number, std: 
 
 def check_labels(what: str, y: Tensor, classes: int, *, every: bool) -> None:
     """Raise an error if a label is outside the classes or, where `every` asks for it, a class has no example."""
+    if classes < 1:  # it was counted, as the largest label and one more
+        raise ValueError(f"{what}: labels count from 0, and all are below it: the largest is {int(y.max())}")
     if int(y.min()) < 0 or int(y.max()) >= classes:
         wrong = int(y.max()) if int(y.max()) >= classes else int(y.min())
         raise ValueError(f"{what}: label {wrong} is outside the {classes} classes 0 to {classes - 1}")

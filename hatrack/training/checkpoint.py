@@ -124,7 +124,8 @@ class Checkpointer:
         self._start_write(self._fit_file(self.saves % 2), tensors, metadata, partial(_remove, older))
 
     def before_epoch(self, loop: "FitLoop") -> None:
-        """Stop if the run was asked to: the first step of a fit may be compiled for a minute.
+        """Stop if the run was asked to: the first step of a fit may be compiled for a minute. Called before an epoch, and in
+        one before its first step if that has waited for its code.
 
         A fit that has not begun yet, or goes on within an epoch, is saved already.
         """

@@ -156,7 +156,7 @@ class Trainer:
         loop.augment, loop.ranks = function, self.ranks
         if loop.compiled and self.wait_for_code:
             if loop.stacked:
-                loop.stacked.wait_for_code = partial(self.wait_for_code, task)
+                loop.stacked.wait_for_code = partial(self._wait_for_code, loop, task)
             else:
                 self.wait_for_code(task, 0)
         for name, parameter in loop.weights.items() if regime.keep_state else ():
@@ -168,6 +168,14 @@ class Trainer:
                     new[key].copy_(value)
         self.fits.append(loop.result)
         return loop
+
+    def _wait_for_code(self, loop: FitLoop, task: Task, lanes: int) -> None:
+        """Wait for the code of a stacked step. A run that was asked to stop meanwhile compiles nothing any more: the signal
+        may have ended the helper as well, and then each form would take up to a minute here."""
+        if self.wait_for_code:
+            self.wait_for_code(task, lanes)
+        if self.checkpointer:
+            self.checkpointer.before_epoch(loop)
 
     def _augmented(self, task: Task, regime: Regime) -> Task:
         """Return a task with random crops and flips, if the trainer or the regime asks for them."""

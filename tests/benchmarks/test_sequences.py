@@ -386,6 +386,18 @@ def test_list_shows_the_tasks(random_sets, capsys, monkeypatch):
     assert len(rows) == 10
 
 
+def test_list_says_one_task(tmp_path, capsys):
+    arrays = {
+        f"{what}_{part}": np.zeros((20, 4), np.uint8) if what == "x" else np.arange(20) % 2
+        for what in "xy"
+        for part in ("train", "test")
+    }
+    np.savez(tmp_path / "mine.npz", **arrays)
+    (tmp_path / "mine.toml").write_text("[[task]]\nname = 'a'\ndata = 'mine.npz'\n")
+    assert main(["list", "own", "--tasks", str(tmp_path / "mine.toml")]) == 0
+    assert "1 task at seed 0, 2 classes" in capsys.readouterr().out
+
+
 def test_list_takes_a_seed_and_the_samples(capsys):
     assert main(["list", "rmnist", "--seed", "5", "--data", "sample"]) == 0
     shown = capsys.readouterr().out

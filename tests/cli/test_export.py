@@ -45,6 +45,14 @@ def exported(model, path, kind, *options):
         return images, method(method.net.preprocess(images, 1), 1)
 
 
+@pytest.mark.parametrize("options", [(), ("--floats",)])
+def test_the_type_of_the_images_is_told_and_how_to_have_floats(model, tmp_path, capsys, options):
+    exported(model, tmp_path / "one.safetensors", "safetensors", *options)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert ("float32" in last) == bool(options)
+    assert ("export it with --floats" in last) == (not options)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--floats",)])
 def test_torch(model, tmp_path, capsys, options):

@@ -62,6 +62,20 @@ def test_a_run_whose_model_was_not_kept_is_run_again_for_it(tmp_path):
     assert not model.exists(), "it belonged to the record that was replaced"
 
 
+def test_tasks_have_the_numbers_that_other_commands_take(kept, tmp_path, capsys):
+    method = load(files(kept, "hat")[1])
+    names = list(method.history.values())
+    method.release(0)
+    save(method, tmp_path / "less.safetensors")
+    assert main(("inspect", str(tmp_path / "less.safetensors"))) == 0
+    said = capsys.readouterr().out
+    assert f" 1 {names[1]}" in said
+    assert names[0] not in said
+    assert main(("inspect", str(files(kept, "hat")[1]))) == 0
+    said = capsys.readouterr().out
+    assert all(f" {number} {name}" in said for number, name in enumerate(names))
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_the_tables(kept, capsys, place):
     path = files(kept, "hat")[place]
@@ -72,7 +86,7 @@ def test_the_tables(kept, capsys, place):
     assert f"{100 * found['used'][-1]:.1f}" in said
     assert f"{1 - found['frozen'][-1]:.1%} of the weights are free" in said
     count = len(found["tasks"])
-    reused = [j + 1 for j in range(count) if any(found["reuse"][i][j] for i in range(j + 1, count))]
+    reused = [j for j in range(count) if any(found["reuse"][i][j] for i in range(j + 1, count))]
     assert f"later tasks reuse weights of {', '.join(map(str, reused))}\n" in said
 
 

@@ -1,6 +1,7 @@
 """Interleaved runs on a machine without a GPU: torch.cuda is replaced by stand-ins, the GPU's generator is the real one."""
 
 import contextlib
+import signal
 import threading
 import time
 
@@ -150,3 +151,21 @@ def test_if_somebody_asks_for_an_end_all_stop():
         assert stopping.is_set()
     finally:
         stopping.clear()
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals for threads")
+def test_a_signal_that_another_thread_gets_is_handled_while_runs_go_on():
+    """Only the main thread executes handlers, and it slept until all runs had ended: a request to stop was not seen."""
+    seen = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: seen.set())
+
+    def learn():
+        time.sleep(0.5)  # until the main thread waits
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        with interleaving.others_run():
+            return seen.wait(10)
+
+    try:
+        assert interleaving.run_interleaved([learn, learn], torch.device("cpu"), 2) == [True, True]
+    finally:
+        signal.signal(signal.SIGTERM, before)

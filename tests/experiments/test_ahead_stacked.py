@@ -1,6 +1,8 @@
 """Steps of stacks that are compiled ahead in helper processes are those of the stacks, and nobody waits for another's."""
 
 import threading
+import time
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,7 @@ from hatrack.engine.stack import Stack
 from hatrack.experiments import ahead
 from hatrack.experiments.build import build
 from hatrack.experiments.parallel import run_all
+from hatrack.training.checkpoint import Stopped, stopping
 from tests.helpers.killing import SAME, spec
 from tests.helpers.learning import make
 from tests.helpers.tiers import quick_and_slow
@@ -188,6 +191,41 @@ def test_a_stack_whose_code_is_ready_goes_on_while_others_wait(monkeypatch):
     for ended in (False, True):
         group = [members for when, members in driven if when == ended]
         assert group.count(2) > 0.8 * len(group) > 0, "in step from the first on"
+
+
+@pytest.mark.parametrize("helper", ["goes on", "is ended by the signal as well"])
+def test_runs_that_wait_for_a_helper_stop_at_once_and_compile_nothing(helper, captured_only, monkeypatch, tmp_path):
+    """`timeout` signals the helpers too. Then each form was compiled here, one after the other, until SIGKILL came."""
+    runs, compiled = [spec("hat", seed) for seed in (0, 1)], []
+    whole = run_all(runs, tmp_path / "whole", parallel=2, stack=True, engine="compiled")
+    monkeypatch.setattr(stacked_form, "compile_graph", lambda graph, *_: compiled.append(graph) or graph)
+    monkeypatch.setattr(stacked_form, "_forms", {})
+    monkeypatch.setattr(helpers, "COUNT", 1)
+    monkeypatch.setattr(helpers, "PATIENCE", 20.0)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    job, asked = threading.Event(), []
+    monkeypatch.setattr(helpers, "_jobs", defaultdict(lambda: job))
+    monkeypatch.setattr(helpers, "start", lambda name, *_: helpers._jobs[name])
+    plain = helpers.wait
+
+    def wait(*given):
+        asked.append(given)
+        if len(asked) == 2:
+            stopping.set()
+            if helper != "goes on":
+                job.set()
+        plain(*given)
+
+    monkeypatch.setattr(helpers, "wait", wait)
+    began = time.monotonic()
+    with pytest.raises(Stopped, match="0 of 2 runs are finished"):
+        run_all(runs, tmp_path / "stopped", parallel=2, stack=True, engine="compiled")
+    assert time.monotonic() - began < helpers.PATIENCE / 2
+    assert compiled == []
+    job.set()
+    found = run_all(runs, tmp_path / "stopped", parallel=2, stack=True, engine="compiled")
+    for one, two in zip(whole, found, strict=True):
+        assert_alike(one, two)
 
 
 def dying(job) -> None:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 THERE = torch.device("mps", 0)  # a type that no code of ours asks for
 CPU = torch.device("cpu")
+GENERATOR = f"a generator of the CPU can't draw numbers on {THERE}"
 FILLED = ("aten::copy_", "aten::set_")  # operations that bring values to where their first tensor is
 INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")  # by indices that may be anywhere
 
@@ -65,8 +66,12 @@ class CheckOperations(TorchDispatchMode):
         there = [t in self.places for t in self._checked(func, args, kwargs)]
         if any(there) and not all(there) and not backward:
             raise RuntimeError(f"{func} on tensors of two devices, {THERE} and cpu")
-        results = func(*args, **kwargs)
-        moves = kwargs.get("device") is not None or (func._schema.name in FILLED and not backward)
+        if kwargs.get("generator") is not None and any(t in self.places for t in leaves(args, kwargs)):
+            raise RuntimeError(GENERATOR)
+        results, name = func(*args, **kwargs), func._schema.name
+        # C++ code that changes a type names the device that it sees. Moves are not among these: `SayTheDevice` makes them.
+        made = kwargs.get("device") is not None and name != "aten::_to_copy"
+        moves = made or (name in FILLED and not backward)
         if not moves and any(t in self.places for t in leaves(args, kwargs)):
             for result in leaves(results):
                 self.places.put(result)
@@ -105,6 +110,8 @@ class SayTheDevice(TorchFunctionMode):
             return self.places.put(func(*args, **kwargs))
         if not is_there(kwargs.get("device")):
             return func(*args, **kwargs)
+        if kwargs.get("generator") is not None:
+            raise RuntimeError(GENERATOR)
         made = func(*args, **{**kwargs, "device": CPU})
         return self._move(made, THERE) if func is torch.as_tensor else self.places.put(made)
 

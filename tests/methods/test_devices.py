@@ -44,6 +44,14 @@ def test_a_method_is_wholly_on_the_device_of_its_network(name):
         assert all(torch.equal(method.state_dict()[key].cpu(), value) for key, value in here.state_dict().items())
 
 
+def test_a_router_asks_for_the_task_on_the_device():
+    with elsewhere():
+        method, tasks = learned_on(THERE, "hat")
+        for task in tasks:
+            method.fit_router(task)
+        assert is_there(method.predict(tasks[0].test.x).device)
+
+
 def test_what_is_left_on_the_cpu_is_noticed():
     class Left(Method):
         def __init__(self, net):
@@ -68,6 +76,10 @@ def test_the_device_that_is_not_there():
                 operation(a, b)
         with pytest.raises(TypeError):
             b.numpy()
+        for draw in (b.normal_, lambda generator: torch.rand(2, generator=generator, device=THERE)):
+            with pytest.raises(RuntimeError, match="generator"):
+                draw(generator=torch.Generator())
+        assert is_there(b.quantile(torch.ones(2, device=THERE)).device)
         assert (2 * b + a.to(b)).cpu().tolist() == [3, 3, 3]
         assert b[torch.tensor([0, 2])].device == THERE
         assert copy.deepcopy(b).device == THERE

@@ -103,6 +103,12 @@ def test_the_index_may_be_a_task_number_numpy():
     assert type(task.train.task) is int
 
 
+def test_labels_that_are_all_negative_are_named_and_not_a_range_of_no_classes():
+    x = images(12, 7)
+    with pytest.raises(ValueError, match="labels count from 0, and all are below it: the largest is -1"):
+        make(x, np.full(12, -1), x, Y)
+
+
 def test_classes_may_be_more_than_the_test_labels_show():
     x = images(12, 7)
     task = make(x, Y, x[:2], np.zeros(2, int))
