@@ -15,6 +15,7 @@ from hatrack.cli.execute import chosen_device
 from hatrack.cli.values import parse_seeds
 from hatrack.experiments.costs import time_on
 from hatrack.files.atomic import writable
+from hatrack.methods import METHODS
 from hatrack.options import nearest
 from hatrack.recipes import RECIPES
 from hatrack.recipes import quick as quick_version
@@ -31,6 +32,7 @@ def reproduce(
     names: Sequence[str],
     *,
     only: str,
+    methods: str,
     seeds: str | None,
     quick: bool,
     missing: bool,
@@ -44,6 +46,7 @@ def reproduce(
     Args:
         names: the recipes.
         only: the parts, by commas; empty for all.
+        methods: the methods whose rows are run, by commas; empty for all. The page has all rows.
         seeds: the seeds of every row, as a text; None for each row's own.
         quick: the small and short version.
         missing: run nothing and tell what is missing.
@@ -58,8 +61,10 @@ def reproduce(
         raise ValueError("--missing and --page exclude each other")
     out = out / "quick" if quick else out
     recipes = [_chosen(name, quick) for name in names]
-    wanted = tuple(filter(None, (part.strip() for part in only.split(","))))
-    parts = {recipe.name: _with_seeds(parts, seeds) for recipe, parts in _named(recipes, wanted)}
+    chosen = _names(methods)
+    parts = {recipe.name: _of_methods(_with_seeds(parts, seeds), chosen) for recipe, parts in _named(recipes, _names(only))}
+    if chosen and not any(parts.values()):
+        raise ValueError(f"no row of these parts is a run of {' or '.join(chosen)}")
     recipes = [recipe for recipe in recipes if parts.get(recipe.name)]
     if missing:
         for recipe in recipes:
@@ -80,7 +85,7 @@ def reproduce(
             raise Interrupted(str(error)) from error
     writable(out)  # an error now if nothing can be written there
     records = read_records(out)
-    for part in (part for recipe in recipes for part in parts[recipe.name] if not page):
+    for part in (part for recipe in recipes for part in parts[recipe.name] if not page and not chosen):
         _show(part, records)
     _write_pages(recipes, out, quick)
     if problems:
@@ -101,6 +106,17 @@ def _named(recipes: Sequence[Recipe], wanted: tuple[str, ...]) -> list[tuple[Rec
         if name not in known:
             raise ValueError(f"no recipe has a part {name!r}; {nearest(name, known)}")
     return [(recipe, [part for part in recipe.parts if not wanted or part.name in wanted]) for recipe in recipes]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (name.strip() for name in text.split(","))))
+
+
+def _of_methods(parts: list[Part], names: tuple[str, ...]) -> list[Part]:
+    """Return the parts with the rows of these methods alone, without parts that have none; all if no method is named."""
+    for name in names:
+        METHODS.about(name)
+    return [left for part in parts if (left := part.of_methods(names)).rows] if names else parts
 
 
 def _with_seeds(parts: list[Part], seeds: str | None) -> list[Part]:

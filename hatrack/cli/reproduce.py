@@ -16,6 +16,7 @@ _reproduce = imported_when_called("hatrack.cli.recipes:reproduce")
 ALL = "all"
 OPTIONS = [
     click.Option(["--only"], metavar="PART,...", default="", help="these parts alone (default: all; --missing names them)"),
+    click.Option(["--methods"], metavar="NAME,...", default="", help="the runs of these methods alone (default: all)"),
     click.Option(["--seeds"], metavar="RANGE", help="these seeds in every row: 0-9, or 0,3 (default: each row's own)"),
     click.Option(["--quick"], is_flag=True, help="minutes on a CPU: small, short, on sample images; not the paper's"),
     click.Option(["--missing"], is_flag=True, help="run nothing; tell which rows have no record and what they would cost"),

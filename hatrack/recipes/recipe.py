@@ -190,6 +190,10 @@ class Part:
         """Return the part with these seeds in every row."""
         return replace(self, rows=tuple(replace(row, seeds=seeds) for row in self.rows))
 
+    def of_methods(self, names: tuple[str, ...]) -> Self:
+        """Return the part with the rows of these methods alone."""
+        return replace(self, rows=tuple(row for row in self.rows if row.run.method in names))
+
 
 @dataclass(frozen=True)
 class Recipe:

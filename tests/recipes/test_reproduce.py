@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hatrack.cli.group import main
+from hatrack.experiments.record import Record
 from hatrack.experiments.spec import Run
 from hatrack.recipes import RECIPES
 from hatrack.recipes.grids import flatness_correlations
@@ -38,6 +39,8 @@ def test_the_recipes_are_listed(capsys):
         ("reproduce hat-2081", "did you mean 'hat-2018'"),
         ("reproduce pmask --only cifar11", "did you mean 'cifar10"),
         ("reproduce pmask --seeds x", "--seeds"),
+        ("reproduce pmask --methods hta", "did you mean 'hat'"),
+        ("reproduce pmask --only optimizer --methods pnn", "no row"),
         ("reproduce pmask --precision float8", "float8"),
         ("reproduce pmask --missing --page", "exclude"),
         ("reproduce pmask --parallel 0", "--parallel"),
@@ -56,6 +59,22 @@ def test_missing_tells_what_it_would_cost_and_runs_nothing(capsys, tmp_path):
     out, _ = words(capsys)
     assert "0 of 8 rows are complete" in out
     assert not list(tmp_path.iterdir())
+
+
+def test_the_rows_of_some_methods_alone(capsys, tmp_path):
+    line = ["reproduce", "pmask", "--only", "cifar10", "--methods", "hat, sgd", "--missing", "--out", str(tmp_path)]
+    assert main(line) == 0
+    assert "0 of 2 rows are complete" in words(capsys)[0]
+
+
+@pytest.mark.slow
+def test_what_the_rows_of_one_method_left_is_run_later(capsys, tmp_path):
+    line = ["reproduce", "others", "--quick", "--only", "every-method", "--out", str(tmp_path), "--device", "cpu"]
+    assert main([*line, "--methods", "sgd"]) == 0
+    assert {Record.load(path).spec.method for path in tmp_path.glob("quick/records/*.json")} == {"sgd"}
+    assert "hat" in (tmp_path / "quick" / "others.html").read_text(), "the page has all rows"
+    assert main([*line, "--methods", "sgd,hat"]) == 0
+    assert {Record.load(path).spec.method for path in tmp_path.glob("quick/records/*.json")} == {"sgd", "hat"}
 
 
 def test_page_runs_nothing(capsys, tmp_path):
