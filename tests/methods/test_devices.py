@@ -82,6 +82,8 @@ def test_the_device_that_is_not_there():
         assert is_there(b.quantile(torch.ones(2, device=THERE)).device)
         assert (2 * b + a.to(b)).cpu().tolist() == [3, 3, 3]
         assert b[torch.tensor([0, 2])].device == THERE
+        with pytest.raises(RuntimeError, match="two devices"):
+            a[torch.tensor([0, 2], device=THERE)]
         assert copy.deepcopy(b).device == THERE
         assert torch.zeros(3).copy_(b).device == CPU
         assert torch.zeros(3, device=THERE).copy_(a).device == THERE
