@@ -11,6 +11,7 @@ import torch
 
 from hatrack import Method, Regime, Trainer
 from hatrack.tasks.device import all_to_device
+from tests.helpers.elsewhere import LeavesBehind
 from tests.helpers.learning import learn, make
 from tests.helpers.pretended_cuda import GPU, pretended_cuda
 from tests.helpers.toys import toy_tasks
@@ -41,17 +42,6 @@ def test_most_tests_of_a_gpu_pass_without_one():
     assert int(passed[1]) >= ENOUGH, passed[0]
 
 
-class Left(Method):
-    """Leaves a tensor on the CPU."""
-
-    def __init__(self, net):
-        super().__init__(net)
-        self.factor = torch.ones(net.features)
-
-    def loss(self, batch):
-        return super().loss(batch) + (self.net.trunk(batch.x) * self.factor).mean()
-
-
 class Reads(Method):
     """Reads a value in each step."""
 
@@ -62,7 +52,7 @@ class Reads(Method):
 
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
-    [(Left, RuntimeError, "two devices"), (Reads, UserWarning, "_local_scalar_dense"), (Method, None, "")],
+    [(LeavesBehind, RuntimeError, "two devices"), (Reads, UserWarning, "_local_scalar_dense"), (Method, None, "")],
 )
 def test_what_a_gpu_would_refuse_is_noticed(kind, error, message):
     """And a plain method is not refused."""

@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hatrack import Batch, Method, Network
+
 THERE = torch.device("mps", 0)  # a type that no code of ours asks for
 CPU = torch.device("cpu")
 GENERATOR = "a generator of the CPU can't draw numbers on"
@@ -177,3 +179,14 @@ def elsewhere() -> Iterator[Places]:
     places = Places()
     with modules_move(places), CheckOperations(places), SayTheDevice(places):
         yield places
+
+
+class LeavesBehind(Method):
+    """Leaves a tensor on the CPU, as a method must not."""
+
+    def __init__(self, net: Network) -> None:
+        super().__init__(net)
+        self.factor = torch.ones(net.features)
+
+    def loss(self, batch: Batch) -> Tensor:
+        return super().loss(batch) + (self.net.trunk(batch.x) * self.factor).mean()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hatrack import METHODS, Method, Task, evaluate
 from hatrack.tasks.device import all_to_device
-from tests.helpers.elsewhere import CPU, THERE, elsewhere, is_there
+from tests.helpers.elsewhere import CPU, THERE, LeavesBehind, elsewhere, is_there
 from tests.helpers.learning import SMALLER, every_method, learn, make
 from tests.helpers.toys import toy_tasks
 
@@ -53,17 +53,9 @@ def test_a_router_asks_for_the_task_on_the_device():
 
 
 def test_what_is_left_on_the_cpu_is_noticed():
-    class Left(Method):
-        def __init__(self, net):
-            super().__init__(net)
-            self.factor = torch.ones(net.features)
-
-        def loss(self, batch):
-            return super().loss(batch) + (self.net.trunk(batch.x) * self.factor).mean()
-
     with elsewhere():
         tasks = all_to_device(toy_tasks(1), THERE)
-        method = Left(make("sgd", tasks).to(THERE).net)
+        method = LeavesBehind(make("sgd", tasks).to(THERE).net)
         with pytest.raises(RuntimeError, match="two devices"):
             learn(method, tasks)
 
