@@ -93,6 +93,8 @@ def _log(error: BaseException, words: Sequence[str]) -> str:
 
 
 def _usage(error: click.ClickException) -> str:
+    if isinstance(error, click.MissingParameter) and error.ctx is not None:
+        return f"{error.format_message().rstrip('.')}; {error.ctx.command_path} --help tells what it may be"
     if not isinstance(error, click.NoSuchOption):
         return error.format_message()
     near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
