@@ -34,14 +34,17 @@ def command(name: str, seed: int | None, data: str, asked: str) -> None:
     if name not in BENCHMARKS and (seed is not None or data or asked):
         wanted = f"the name of a benchmark, not {name!r}; {nearest(name, BENCHMARKS)}"
         raise ValueError(f"--seed, --data and --tasks need {wanted}")
-    Console().print(entry(name) if name else everything())
+    own, problem = Group(), ""
     if name in BENCHMARKS:
         try:
-            Console().print(tasks(name, seed or 0, data, asked))
+            own = Group(tasks(name, seed or 0, data, asked))
         except (OSError, ValueError) as error:
             if seed is not None or data or asked:
                 raise
-            say(f"The tasks can't be shown: {printable(error)}")
+            problem = f"The tasks can't be shown: {printable(error)}"
+    Console().print(entry(name) if name else everything(), own)
+    if problem:
+        say(problem)
 
 
 PAPERS = (

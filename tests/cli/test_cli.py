@@ -42,6 +42,10 @@ def test_list_shows_the_tasks_that_are_asked_for(capsys, tmp_path):
     assert re.search(r"^ *0 +pets +2 +6 +0 +6 +1x4x4", capsys.readouterr().out, re.MULTILINE)
     assert main(["list", "smnist", "--data", "sample", "--tasks", "5"]) == 0
     assert "digits 8-9" in capsys.readouterr().out
+    (tmp_path / "bad.toml").write_text('[[task]]\nname = "pets"\n')
+    assert main(["list", "own", "--tasks", str(tmp_path / "bad.toml")]) == 2
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1), "the error alone"
 
 
 def test_every_option_of_a_run_has_help(capsys, monkeypatch):
