@@ -22,7 +22,7 @@ from hatrack.methods.divergence import Diverged
 from hatrack.tracking.lines import Line
 from hatrack.training.checkpoint import Stopped, stopping
 
-SHUFFLED = ("mixture", "mixture-open")  # benchmarks whose tasks have other numbers of classes, in the order of the seed
+SHUFFLED = ("cifar", "mixture", "mixture-open")  # benchmarks whose tasks differ in classes, in the order of the seed
 
 
 def run_all(
