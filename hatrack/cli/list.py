@@ -34,17 +34,19 @@ def command(name: str, seed: int | None, data: str, asked: str) -> None:
     if name not in BENCHMARKS and (seed is not None or data or asked):
         wanted = f"the name of a benchmark, not {name!r}; {nearest(name, BENCHMARKS)}"
         raise ValueError(f"--seed, --data and --tasks need {wanted}")
-    own, problem = Group(), ""
+    own, problem, asks = Group(), None, bool(seed is not None or data or asked)
     if name in BENCHMARKS:
         try:
             own = Group(tasks(name, seed or 0, data, asked))
         except (OSError, ValueError) as error:
-            if seed is not None or data or asked:
+            if asks and isinstance(error, ValueError):
                 raise
-            problem = f"The tasks can't be shown: {printable(error)}"
+            problem = error
     Console().print(entry(name) if name else everything(), own)
+    if problem and asks:
+        raise problem
     if problem:
-        say(problem)
+        say(f"The tasks can't be shown: {printable(problem)}")
 
 
 PAPERS = (
