@@ -54,3 +54,21 @@ def test_the_second_derivative_is_the_stiffness(stiff):
     curvature = torch.autograd.grad(sum(pull.sum() for pull in pulls), weights)
     expected = stiffness[:14] if stiff else torch.ones(14)
     assert torch.equal(torch.cat([part.flatten() for part in curvature]), expected.to(torch.float64))
+
+
+def test_autocast_changes_nothing():
+    """A matrix product would be of bfloat16, and so would the strength by which the pull is multiplied."""
+    weights, anchor, stiffness = example()
+    weights = [nn.Parameter(weight.detach().float()) for weight in weights]
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            energy = spring_energy(weights, anchor.float(), stiffness.float())
+            found.append([energy.detach(), *torch.autograd.grad(4999 * energy, weights)])
+    assert all(torch.equal(one, two) and one.dtype == two.dtype for one, two in zip(*found, strict=True))
+
+
+def test_a_single_weight_is_not_moved():
+    weight = nn.Parameter(torch.ones(3))
+    spring_energy([weight], torch.zeros(3)).backward()
+    assert weight.tolist() == weight.grad.tolist() == [1, 1, 1]

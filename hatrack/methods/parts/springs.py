@@ -34,7 +34,7 @@ class _Springs(torch.autograd.Function):
         stretch -= anchor[: len(stretch)]
         pull = _pull(stretch, stiffness)
         ctx.save_for_backward(pull, anchor, stiffness, *weights)
-        return pull @ stretch / 2
+        return torch.dot(pull, stretch) / 2  # `@` would be of bfloat16 under autocast
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
