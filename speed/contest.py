@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -132,14 +132,16 @@ def small(pair: Pair, engines: list[str], steps: int, rounds: int) -> tuple[Cont
     tasks = pair.tasks(steps * BATCH, 0.0, CPU, raw=False)
     able, rows = ours(engines, CPU)
     regime = Regime(clip=pair.clip, schedule="constant")
-    fits = [(pair.prepare(tasks), tasks[-1], Trainer(regime, engine=engine)) for engine in able]
+    entries = [(named(engine), pair, engine) for engine in able]
     turns: dict[str, Turn] = {PLAIN: _plain(LOOPS[pair.method](perceptron()), tasks)}
     if pair is GATED:
         turns[BY_HAND] = _plain(HATByHand(perceptron()), tasks)
+        entries += [(f"{named(engine)}, sgd", replace(pair, method="sgd"), engine) for engine in able]
+    fits = [(one.prepare(tasks), tasks[-1], Trainer(regime, engine=engine)) for _, one, engine in entries]
     versions: dict[str, str] = {}
 
     def measure(loops: list[FitLoop]) -> None:
-        mine = {named(e): timed(c.epoch, CPU) for e, c in zip(able, loops, strict=True)}
+        mine = {name: timed(loop.epoch, CPU) for (name, _, _), loop in zip(entries, loops, strict=True)}
         rows[:0] = in_turns(mine | turns, rounds, steps)
 
     with ExitStack() as running:

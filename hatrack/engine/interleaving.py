@@ -36,7 +36,7 @@ class _Waiting(NamedTuple):
 class _Scheduler:
     """Lets one thread run at a time, first come first served."""
 
-    def __init__(self, device: torch.device, workers: int, runs: int, kinds: Sequence[Hashable]) -> None:
+    def __init__(self, device: torch.device, workers: int, kinds: Sequence[Hashable], *, stack: bool) -> None:
         self.generator: torch.Generator | None = None
         if device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]  # makes the generators
@@ -44,9 +44,9 @@ class _Scheduler:
         self.lock = threading.Lock()
         self.waiting: deque[threading.Semaphore] = deque()
         self.busy = False
-        self.workers, self.left = workers, runs  # how many runs are under way at a time, and how many have not ended
-        self.kinds = Counter(kinds)  # how many runs that have not ended there are of each kind; none if none are stacked
-        self.stacks: list[Any] = []  # see engine/stack.py
+        self.workers, self.left = workers, len(kinds)  # how many runs are under way at a time, and how many have not ended
+        self.kinds = Counter(kinds)  # how many runs that have not ended there are of each kind
+        self.stacks: list[Any] | None = [] if stack else None  # see engine/stack.py; None if runs are not stacked
         self.together: deque[_Waiting] = deque()  # the runs that wait for a stacked step
         self.apart = 0  # how many runs have a fit under way that is not stacked
 
@@ -149,7 +149,7 @@ class _ScheduledRun:
 def stacking() -> list[Any] | None:
     """Return the stacks of the runs that are stacked with this one; None if this thread is no such run."""
     run: _ScheduledRun | None = getattr(_thread, "run", None)
-    return run.scheduler.stacks if run is not None and run.scheduler.kinds else None
+    return None if run is None else run.scheduler.stacks
 
 
 def lane_count() -> int:
@@ -239,7 +239,7 @@ def run_interleaved(
     """
     workers = min(workers, len(runs))
     kinds = [""] * len(runs) if kinds is None else kinds
-    scheduler = _Scheduler(device, workers, len(runs), kinds if stack else ())
+    scheduler = _Scheduler(device, workers, kinds, stack=stack)
     generator = scheduler.generator
     outside = torch.get_rng_state(), None if generator is None else generator.graphsafe_get_state()
     if generator is not None:

@@ -65,6 +65,21 @@ def test_each_run_draws_what_it_would_draw_alone():
         assert drawn == run(number)
 
 
+def test_runs_side_by_side_are_not_stacked_when_one_of_them_has_ended():
+    """A run that has its record already ends at once."""
+    seen = []
+
+    def run(number):
+        for _ in range(20 * number):
+            interleaving.step_done()
+        seen.append(interleaving.stacking())
+
+    interleaving.run_interleaved([lambda n=n: run(n) for n in range(3)], GPU, 3)
+    assert seen == [None, None, None]
+    interleaving.run_interleaved([lambda n=n: run(n) for n in range(3)], GPU, 3, stack=True)
+    assert seen[3:] == [[], [], []]
+
+
 def test_only_one_run_executes_python_at_a_time():
     at_once, most = 0, []
 
