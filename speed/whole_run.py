@@ -18,6 +18,7 @@ import torch
 
 from hatrack.benchmarks import BENCHMARKS
 from hatrack.experiments.record import Record
+from hatrack.experiments.record_parts import Seconds
 from hatrack.tasks.device import all_to_device
 from hatrack.tasks.split import Split
 from speed.authors import Authors, Data, GatedAlexNet
@@ -47,8 +48,8 @@ def authors(epochs: int, measured: int, device: str) -> float:
     return total
 
 
-def ours(epochs: int, device: str, cache: str) -> tuple[float, list[float]]:
-    """Return the seconds of our run, from the start of its process to its end, and those of `learn` for every task."""
+def ours(epochs: int, device: str, cache: str) -> tuple[float, Seconds]:
+    """Return the seconds of our run, from the start of its process to its end, and what its record says of them."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", "hatrack", "run", "cifar", "hat", "--epochs", str(epochs), "--seed", "0"]
         began = time.perf_counter()
@@ -59,7 +60,7 @@ def ours(epochs: int, device: str, cache: str) -> tuple[float, list[float]]:
             stdout=subprocess.DEVNULL,
         )
         seconds = time.perf_counter() - began
-        return seconds, Record.load(next(Path(out).glob("*.json"))).seconds.learn
+        return seconds, Record.load(next(Path(out).glob("*.json"))).seconds
 
 
 def main() -> None:
@@ -74,10 +75,20 @@ def main() -> None:
     theirs = authors(given.epochs, given.authors_epochs or given.epochs, given.device)
     print("| whole run of cifar, HAT, seed 0 | seconds | times faster | first task | other tasks | besides tasks |")
     print(f"|---|---|---|---|---|---|\n| the authors' way | {theirs:.1f} | 1.0 | | | |")
-    for name, (seconds, learn) in {"hatrack, nothing compiled yet": cold, "hatrack": warm}.items():
-        parts = learn[0], sum(learn[1:]), seconds - sum(learn)
-        cells = " | ".join(f"{part:.1f}" for part in parts)
-        print(f"| {name} | {seconds:.1f} | {theirs / seconds:.1f} | {cells} |", flush=True)
+    runs = {"hatrack, nothing compiled yet": cold, "hatrack": warm}
+    for name, (seconds, inside) in runs.items():
+        learn = inside.learn or [0.0]
+        print(f"| {name} | {seconds:.1f} | {theirs / seconds:.1f} | {row(learn[0], sum(learn[1:]), seconds - sum(learn))} |")
+    parts = dict.fromkeys(part for _, inside in runs.values() for part in inside.parts or {})
+    print(f"\n| seconds of | {' | '.join(parts)} | start and end of the process |\n|{'---|' * (len(parts) + 2)}")
+    for name, (seconds, inside) in runs.items():
+        spent = [(inside.parts or {}).get(part, 0.0) for part in parts]
+        print(f"| {name} | {row(*spent, seconds - (inside.total or 0.0))} |", flush=True)
+
+
+def row(*seconds: float) -> str:
+    """Return cells of a table."""
+    return " | ".join(f"{value:.1f}" for value in seconds)
 
 
 if __name__ == "__main__":

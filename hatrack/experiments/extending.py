@@ -262,7 +262,8 @@ def _measured(
     learn = record.seconds.learn or [0.0] * count
     others = {"before": [*record.before, *before], "seconds": learn, "usage": record.usage or [{}] * count}
     costs = record.costs.joules if record.costs else None
-    return {**rows, **others, "spent": record.seconds.total or 0.0, "joules": costs}, missing
+    spent = {"spent": record.seconds.total or 0.0, "parts": record.seconds.parts or {}}
+    return {**rows, **others, **spent, "joules": costs}, missing
 
 
 def _scores(loss: Sequence[Any], accuracy: Sequence[Any], task: int, count: int) -> list[Any]:

@@ -190,10 +190,19 @@ class Routed:
 
 @dataclass(frozen=True)
 class Seconds:
-    """The time that a run took, with training and testing, and the time that each task took to learn; None: not known."""
+    """The time that a run took.
+
+    Attributes:
+        total: the whole run, with training and testing; None: not known.
+        learn: the time that each task took to learn; None: not known.
+        parts: what the total was spent on, by name: "data", "method" (to build it), "compiling" (the first step of every fit
+            and the wait for code), "steps", "validation", "evaluation" (of all tasks), "saving" and "other"; None: not
+            known. Where runs share a device, each waits for the others in its own parts.
+    """
 
     total: float | None = None
     learn: list[float] | None = None
+    parts: Mapping[str, float] | None = None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:

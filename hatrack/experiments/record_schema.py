@@ -51,7 +51,9 @@ def check_fields(data: dict[str, Any]) -> None:
         "curves": schema.items(
             schema.fields(curve, {"halved": WHOLE, "watched": schema.items(scores), "used": schema.items(SHARE)})
         ),
-        "seconds": schema.fields({}, {"total": SECONDS, "learn": schema.items(SECONDS, count)}),
+        "seconds": schema.fields(
+            {}, {"total": SECONDS, "learn": schema.items(SECONDS, count), "parts": schema.table(SECONDS)}
+        ),
         "versions": OPTIONS,
     }
     usage = schema.items(schema.table(schema.number(0, null=True)), count if data.get("usage") else 0)

@@ -119,7 +119,9 @@ def run(
         began, kind = time.perf_counter(), METHODS.find(spec.method)
         if spec.benchmark_options.get("data") != "sample" and trainer.likely_compiles(kind, torch.device(device).type):
             import_compiler()  # while data are loaded and the method is built
-        trainer.tasks = tasks = build_tasks(spec, device)  # what is wrong with a run shows here, before anything is written
+        watch = trainer.stopwatch
+        with watch("data"):  # what is wrong with a run shows here, before anything is written
+            trainer.tasks = tasks = build_tasks(spec, device)
         trainer.check_tasks()
         trainer.count_costs, trainer.ranks = True, ranks
         if spec.watch_tasks:
@@ -128,7 +130,8 @@ def run(
         if trainer.compiles(kind, torch.device(device).type):
             import_compiler()
             ahead = compile_ahead(spec, tasks, kind, torch.device(device), precision)
-        method = build_method(spec, tasks, build_trunk(spec, tasks), device)
+        with watch("method"):
+            method = build_method(spec, tasks, build_trunk(spec, tasks), device)
         for task in tasks:
             task.target.check_for(type(method).__name__, method.targets, task.name)
         if ranks:
@@ -226,10 +229,11 @@ def _run(
     rows: dict[str, list[Any]] = {name: [] for name in ("before", "tests", "trains", "valids", "seconds", "usage")}
     tests, trains = [task.test for task in tasks], [first_examples(task.train, spec.train_examples) for task in tasks]
     spent, start = 0.0, 0
-    checkpointer = trainer.checkpointer
+    checkpointer, watch = trainer.checkpointer, trainer.stopwatch
     saved = checkpointer.resume(method, trainer) if checkpointer else None
     if saved:
         start, spent = saved["task"], saved["spent"]
+        watch.go_on_from(saved.get("parts", {}))
         if trainer.log:
             restore_lines(trainer.log, trainer.fits, saved)
         rows = {name: saved[name] if name in saved else [[] for _ in range(start)] for name in rows}  # old states lack some
@@ -242,25 +246,28 @@ def _run(
             method.net.set_target(task)
             method.net.note_example(task)
     else:
-        rows["before"] = [score.accuracy for score in Evaluations(method, tests, wait=wait_for_gpu)()]
+        with watch("evaluation"):
+            rows["before"] = [score.accuracy for score in Evaluations(method, tests, wait=wait_for_gpu)()]
     energy = EnergyMeter(method.net.example.device, saved.get("joules") if saved else 0.0)
     for task in tasks[start:]:
         if checkpointer and not (saved and task.index == start):  # else its beginning is saved already
-            measured = {**rows, "spent": spent + time.perf_counter() - began, "joules": energy.joules()}
-            checkpointer.begin_task(task.index, method, trainer, measured)
+            so_far = {"spent": spent + time.perf_counter() - began, "parts": watch.seconds(), "joules": energy.joules()}
+            with watch("saving"):
+                checkpointer.begin_task(task.index, method, trainer, {**rows, **so_far})
             if stopping.is_set():
                 checkpointer.wait()
                 raise Stopped(f"stopped before task {task.name!r}, and saved")
-        watch = time.perf_counter()
+        start_of_task = time.perf_counter()
         method.learn(task, trainer)
         if trainer.ranks:
             trainer.ranks.check_same(method)
-        rows["seconds"].append(time.perf_counter() - watch)
+        rows["seconds"].append(time.perf_counter() - start_of_task)
         if models:  # before the next task begins: a run that continues there has this model
             save(method, models.task_model(task.index), **described_trunk(spec))
         rows["usage"].append(method.usage())
         learned, valids = trains[: task.index + 1], [learned.valid for learned in tasks[: task.index + 1]]
-        scores = iter(Evaluations(method, [*tests, *learned, *valids], wait=wait_for_gpu)())
+        with watch("evaluation"):
+            scores = iter(Evaluations(method, [*tests, *learned, *valids], wait=wait_for_gpu)())
         rows["tests"].append([next(scores) for _ in tests])
         if trainer.log:
             trainer.log.scores(task.index, [accuracy for _, accuracy in rows["tests"][-1]])
@@ -268,6 +275,8 @@ def _run(
         rows["valids"].append([score if len(split) else UNKNOWN for score, split in zip(scores, valids, strict=True)])
         if after_task:
             after_task([[accuracy for _, accuracy in row] for row in _padded(rows["valids"], len(tasks))])
+    with watch("evaluation"):
+        guesses = without_task_ids(method, tests, range(len(tasks)), wait=wait_for_gpu)
     record = Record(
         name=spec.name,
         spec=Spec.from_dict(spec.spec),
@@ -277,14 +286,14 @@ def _run(
         accuracy=[[accuracy for _, accuracy in row] for row in rows["tests"]],
         loss=[[loss for loss, _ in row] for row in rows["tests"]],
         train_loss=[[loss for loss, _ in row] for row in rows["trains"]],
-        without_task_id=without_task_ids(method, tests, range(len(tasks)), wait=wait_for_gpu),
+        without_task_id=guesses,
         valid_accuracy=[[accuracy for _, accuracy in row] for row in _padded(rows["valids"], len(tasks))],
         valid_loss=[[loss for loss, _ in row] for row in _padded(rows["valids"], len(tasks))],
         curves=[_curve(result) for result in trainer.fits],
         usage=rows["usage"],
         weights_used=found.to_dict() if (found := capacity(method)).layers else {},
         routed=None if spec.router == "none" else fit_and_route(method, tasks, spec.router, wait=wait_for_gpu),
-        seconds=Seconds(total=spent + time.perf_counter() - began, learn=rows["seconds"]),
+        seconds=Seconds(spent + time.perf_counter() - began, rows["seconds"], watch.seconds()),
         costs=costs_of(method, trainer.fits, energy.joules()),
     )
     if checkpointer:

@@ -41,6 +41,7 @@ from hatrack.training.paddings import fades, head_paddings
 from hatrack.training.prefetch import Prefetcher
 from hatrack.training.ranks import Ranks
 from hatrack.training.step_errors import diverged, single_example
+from hatrack.training.stopwatch import Stopwatch
 
 
 class FitLoop:
@@ -121,6 +122,7 @@ class FitLoop:
         self.after_step: Callable[[FitLoop], None] | None = None
         self.augment: Callable[[Tensor], Tensor] | None = None  # of the images of a step; then steps run eagerly
         self.ranks: Ranks | None = None  # the processes that share the parts of every batch; then steps run eagerly
+        self.stopwatch = Stopwatch()
 
     # The step
 
@@ -207,8 +209,10 @@ class FitLoop:
         """Train on the training data once, then validate."""
         number = len(self.result.epochs)
         self.optimizers.set_lr(self.schedule.start(number))
-        loss = self.train_epoch(number)
-        score = self._validated() if len(self.task.valid) else None
+        with self.stopwatch("steps"):
+            loss = self.train_epoch(number)
+        with self.stopwatch("validation"):
+            score = self._validated() if len(self.task.valid) else None
         if score is not None and not math.isfinite(score.loss):
             raise self._diverged(f"validation loss is {score.loss}")
         warn_of_no_score(score, self.result.epochs, self.task, self.regime)
@@ -274,13 +278,16 @@ class FitLoop:
             self.optimizers.set_lr(self.schedule.lr * min(1.0, (step + 1) / slow))
 
     def _counted_step(self, index: Tensor, number: Tensor) -> None:
-        """Do a step. The first one with a batch of this size is counted."""
-        size = len(index)
-        if not self.costs.asks_for(size):
+        """Do a step. The first one with a batch of this size is compiled, if steps are, and counted."""
+        if self.costs.asks_for(len(index)):
+            with self.stopwatch("compiling"):
+                self._first_step(index, number)
+        else:
             self.step(index, number)
-            return
+
+    def _first_step(self, *inputs: Tensor) -> None:
+        size = len(inputs[0])
         self._flush()
-        inputs = index, number
         if self.stacked:
             self.costs.count_trial(self.train_step, self._fetched(*inputs), size)
             self.step(*inputs)

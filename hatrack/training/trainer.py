@@ -38,6 +38,7 @@ from hatrack.training.epoch_sizes import max_steps
 from hatrack.training.fit_loop import FitLoop
 from hatrack.training.progress import Progress, ProgressEvent, find_console, show_progress
 from hatrack.training.ranks import Ranks
+from hatrack.training.stopwatch import Stopwatch
 
 LIKELY = 60_000  # examples of all tasks together, as long as these are not known
 HALVINGS = 10  # of the learning rate of one fit, at most
@@ -117,6 +118,7 @@ class Trainer:
         # Waits until the step of a task is compiled in another process, of a stack with so many lanes.
         self.wait_for_code: Callable[[Task, int], None] | None = None
         self.ranks: Ranks | None = None  # the processes that share the batches of this run
+        self.stopwatch = Stopwatch()  # where the time of fits goes
         self.count_costs = False  # whether fits count the operations of their steps and measure memory, for a record
         self.fits: list[FitResult] = []
         self.carried: WeakKeyDictionary[Method, CarriedState] = WeakKeyDictionary()
@@ -153,12 +155,13 @@ class Trainer:
         loop = FitLoop(
             method, task, regime, plain or {}, seed, engine, watch=self.watch, steps=steps, count_costs=self.count_costs
         )
-        loop.augment, loop.ranks = function, self.ranks
+        loop.augment, loop.ranks, loop.stopwatch = function, self.ranks, self.stopwatch
         if loop.compiled and self.wait_for_code:
             if loop.stacked:
                 loop.stacked.wait_for_code = partial(self._wait_for_code, loop, task)
             else:
-                self.wait_for_code(task, 0)
+                with self.stopwatch("compiling"):
+                    self.wait_for_code(task, 0)
         for name, parameter in loop.weights.items() if regime.keep_state else ():
             before = carried.optimizer.get(name)
             new = loop.optimizers.main.state[parameter]
@@ -275,10 +278,12 @@ class Trainer:
             with show_progress(self.progress, task, loop.regime.epochs) as show:
                 while not loop.finished and not ended:
                     if self.checkpointer:
-                        self.checkpointer.before_epoch(loop)
+                        with self.stopwatch("saving"):
+                            self.checkpointer.before_epoch(loop)
                     loop.epoch()
                     if watched:
-                        loop.result.watched.append([evaluation().accuracy for evaluation in watched])
+                        with self.stopwatch("evaluation"):
+                            loop.result.watched.append([evaluation().accuracy for evaluation in watched])
                     if self.after_epoch:
                         self.after_epoch(method, loop.result)
                     if self.log:
@@ -299,7 +304,8 @@ class Trainer:
             state = loop.optimizers.main.state
             self.carried[method].optimizer.update({name: dict(state[p]) for name, p in loop.weights.items()})
         if self.checkpointer and not ended:
-            self.checkpointer.save_fit(loop, ended=True)
+            with self.stopwatch("saving"):
+                self.checkpointer.save_fit(loop, ended=True)
         method.eval()
         return loop.result
 

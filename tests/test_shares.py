@@ -1,0 +1,30 @@
+"""`python -m speed.shares`: where the time of runs went, by hand."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from hatrack.experiments.record_parts import Costs, Seconds
+from speed.shares import cells, groups, main
+from tests.helpers.records import make, save
+
+
+def timed(seed: int, total: float, steps: float):
+    seconds = Seconds(total, [total / 2] * 2, {"steps": steps, "other": total - steps})
+    return replace(make(seed=seed), seconds=seconds, costs=Costs(steps=1000))
+
+
+def test_rates_and_shares_by_hand(tmp_path):
+    """Two runs of 1000 steps side by side, which end after 10 and 20 seconds."""
+    save(tmp_path, [timed(0, 10.0, 6.0), timed(1, 20.0, 12.0), make("hat")])
+    found = groups(tmp_path)
+    assert list(found) == ["digits-and-clothes sgd"], "other records do not tell"
+    assert cells(found["digits-and-clothes sgd"]) == ["2", "100", "60.0", *["0.0"] * 6, "40.0"]
+
+
+def test_a_folder_that_does_not_tell(tmp_path, monkeypatch):
+    save(tmp_path, [make()])
+    monkeypatch.setattr(sys, "argv", ["shares", str(tmp_path)])
+    with pytest.raises(SystemExit, match="no record there tells"):
+        main()
