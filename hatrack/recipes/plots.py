@@ -158,6 +158,11 @@ def sweep(name: str, title: str, option: str, quantity: Quantity, groups: Sequen
         places = 1.04 ** (np.arange(len(looks)) - (len(looks) - 1) / 2)  # beside each other, so that bars do not hide bars
         for (group, look), place in zip(looks.items(), places.tolist(), strict=True):
             _sweep_line(axes, points[group], quantity, look, place, group.strip(" ,"))
+        ticks = sorted({x for group in looks for x, _ in points[group]})
+        axes.set_xticks(ticks, [f"{value:g}" for value in ticks], minor=False)
+        axes.set_xticks([], minor=True)
+        if quantity.measure.unit == "ratio":  # 0 is the reference: without it noise would look like an effect
+            axes.set_ylim(top=max(0.0, axes.get_ylim()[1]))
         axes.set_xlabel(option)
         title = quantity.measure.title
         _title(axes, title[:1].lower() + title[1:] + (", %" if quantity.measure.unit == "%" else ""))
@@ -193,8 +198,6 @@ def _sweep_line(
     std = [scale * (value.std or 0) for _, value in points]
     axes.errorbar(place * x, mean, std, color=look.colour, linestyle=look.line, marker=look.marker, capsize=3,
                   label=label or None)  # fmt: skip
-    axes.set_xticks(x, [f"{value:g}" for value in x], minor=False)
-    axes.set_xticks([], minor=True)
 
 
 # Tasks

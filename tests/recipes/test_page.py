@@ -11,7 +11,7 @@ import pytest
 from hatrack.recipes import RECIPES
 from hatrack.recipes.page import csv_text, head_groups, main_table, page_texts, write_page
 from hatrack.recipes.plots import fullest, ratio_lines, row_looks, sweep
-from hatrack.recipes.quantities import summary
+from hatrack.recipes.quantities import Quantity, summary
 from hatrack.recipes.recipe import Recipe
 from hatrack.recipes.results import Records, Results, index
 from hatrack.reporting.looks import look
@@ -120,6 +120,17 @@ def test_every_point_of_a_line_is_a_mean_over_the_same_seeds():
     assert line is full  # not a jump to -0.6 at the last point
     assert len(fullest([full, full])) == 2
     assert len(fullest([short, short])) == 2
+
+
+def test_a_sweep_has_a_tick_at_every_value_and_a_ratio_is_seen_from_0(records):
+    """Two rows at 1 and 2, two at 2 and 4. A small difference does not fill an axis of ratios, as it does others."""
+    swept = zip(PART.rows[:2], ((1, 2), (2, 4)), strict=True)
+    part = replace(PART, rows=tuple(replace(row, label=f"{row.label}, {x}", x=x) for row, xs in swept for x in xs))
+    for unit in ("ratio", ""):
+        quantity = Quantity(ACCURACY_OF.measure._replace(unit=unit), lambda record, _: -0.1 - 0.01 * record.spec.seed)
+        (axes,) = sweep("sweep", "title", "x", quantity, ("HAT", "SGD")).draw(Results(part, records)).axes
+        assert list(axes.get_xticks()) == [1, 2, 4]
+        assert (axes.get_ylim()[1] == 0) == (unit == "ratio")
 
 
 def test_a_sweep_keeps_names_and_bars_apart(records):
