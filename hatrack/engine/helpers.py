@@ -15,11 +15,13 @@ import tempfile
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from hatrack.engine.interleaving import others_run, stand_apart
 
@@ -28,8 +30,19 @@ UNSAFE = r'[\\/:*?"<>|]'  # characters that the compiler's cache has not in the 
 PATIENCE = 300.0  # seconds to wait for a helper; then the fit compiles its step itself
 ASK = 0.2  # seconds after which it is asked again whether somebody who waits for a helper has given up
 
-_jobs: dict[str, threading.Event] = {}  # by name: set when the helper has ended, whatever came of it
-_places = threading.Semaphore(max(1, COUNT))
+_jobs: dict[str, threading.Event] = {}  # by name: set when the helper has ended it, whatever came of it
+_queue: deque["_Job"] = deque()  # the jobs that no helper has begun
+_working = 0  # how many helpers there are
+_lock = threading.Lock()  # of the queue and the number of helpers
+_main = threading.Lock()  # of what processes take for the user's script
+
+
+class _Job(NamedTuple):
+    """What a helper does: it calls a function with an argument."""
+
+    name: str
+    function: Callable[[Any], None]
+    argument: Any
 
 
 def start(name: str, function: Callable[[Any], None], argument: Any) -> None:
@@ -40,46 +53,83 @@ def start(name: str, function: Callable[[Any], None], argument: Any) -> None:
         function: a function of a module, not of the user's script.
         argument: what it is called with; it must be possible to send it to another process.
     """
-    if name not in _jobs:
-        _jobs[name] = threading.Event()
-        threading.Thread(target=_supervise, args=(name, function, argument), daemon=True).start()
+    global _working
+    if name in _jobs:
+        return
+    _jobs[name] = threading.Event()
+    with _lock:
+        _queue.append(_Job(name, function, argument))
+        if _working < max(1, COUNT):
+            _working += 1
+            threading.Thread(target=_supervise, daemon=True).start()
 
 
-def _supervise(name: str, function: Callable[[Any], None], argument: Any) -> None:
-    """Start the process of a job and wait for its end."""
+def _supervise() -> None:
+    """Let one helper do jobs until none is left. A process does one after the other, since it takes seconds to start."""
+    global _working
+    helper: Connection | None = None
+    while True:
+        with _lock:
+            if not _queue:
+                _working -= 1
+                break
+            job = _queue.popleft()
+        try:
+            helper = _ask(job, helper or _start_process())
+        except Exception:  # whatever it is, a fit can compile its own step
+            helper = None
+        finally:
+            _jobs[job.name].set()
+    if helper is not None:
+        helper.close()  # then the process ends
+
+
+def _start_process() -> Connection:
+    """Start a helper; return the connection to it."""
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_work, args=(function, argument), daemon=True)  # it ends with this process
+    here, there = context.Pipe()
+    with there, without_main():
+        context.Process(target=_work, args=(there,), daemon=True).start()  # it ends with this process
+    return here
+
+
+def _ask(job: _Job, helper: Connection) -> Connection | None:
+    """Let a helper do a job. Return the helper; None if it has failed, which ends it."""
     try:
-        with _places, suppress(OSError, RuntimeError):
-            with without_main():
-                process.start()
-            process.join()
-            if process.exitcode == 0:
-                remember(name)
-    finally:
-        _jobs[name].set()
+        helper.send((job.function, job.argument))
+        helper.recv()
+    except (EOFError, OSError):
+        helper.close()
+        return None
+    remember(job.name)
+    return helper
 
 
 @contextmanager
 def without_main() -> Iterator[None]:
     """Within it, processes are started that do not import the user's script, which may not be guarded by `__name__`."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    with _main:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
-def _work(function: Callable[[Any], None], argument: Any) -> None:
-    """The main function of a helper. Nothing that it prints is shown."""
+def _work(jobs: Connection) -> None:
+    """The main function of a helper. Nothing that it prints is shown. An error in a job ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that it helps
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
     warnings.simplefilter("ignore")
     threading.Thread(target=_end_when_orphaned, daemon=True).start()
-    function(argument)
+    with suppress(EOFError):  # there are no more jobs
+        while True:
+            function, argument = jobs.recv()
+            function(argument)
+            jobs.send(None)
 
 
 def _end_when_orphaned() -> None:

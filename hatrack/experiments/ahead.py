@@ -4,6 +4,7 @@ A helper gets no data. It builds the method of the run on random images of the s
 are then those of the run, and compiles it. Of runs that are stacked it compiles the step of the stack.
 """
 
+import gc
 import json
 import multiprocessing
 from dataclasses import dataclass, field
@@ -201,6 +202,9 @@ def compile_step(job: dict[str, Any]) -> None:
         run_interleaved([partial(_learn, spec, device, job)], device, 1, stack=True)
     else:
         _learn(spec, device, job)
+    gc.collect()  # the helper may have another job
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _learn(spec: Run, device: torch.device, job: dict[str, Any]) -> None:

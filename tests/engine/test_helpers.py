@@ -40,6 +40,40 @@ def test_a_helper_does_its_job_once(tmp_path):
     assert not helpers.is_known("two")
 
 
+def write_process(path):
+    path.open("a").write(f"{os.getpid()}\n")
+
+
+def test_a_helper_does_one_job_after_the_other_and_then_ends(tmp_path, monkeypatch):
+    """A new one takes the place of one that failed."""
+    monkeypatch.setattr(helpers, "COUNT", 1)
+    for name, job in (("one", write_process), ("two", write_process), ("three", die), ("four", write_process)):
+        helpers.start(name, job, tmp_path / "log")
+    for name in ("one", "two", "three", "four"):
+        helpers.wait(name)
+    first, second, fourth = (int(line) for line in (tmp_path / "log").read_text().split())
+    assert first == second != fourth
+    assert [helpers.is_known(name) for name in ("one", "two", "three", "four")] == [True, True, False, True]
+    until = time.monotonic() + 60
+    while is_alive(first) or is_alive(fourth):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert helpers._working == 0
+    helpers.start("five", write_process, tmp_path / "log")
+    helpers.wait("five")
+    assert helpers.is_known("five"), "jobs may be given when all helpers have ended"
+
+
+def test_what_cannot_be_sent_to_a_helper_does_no_harm(tmp_path, monkeypatch):
+    monkeypatch.setattr(helpers, "COUNT", 1)
+    helpers.start("one", write, threading.Lock())
+    helpers.start("two", write, tmp_path / "log")
+    for name in ("one", "two"):
+        helpers.wait(name)
+    assert not helpers.is_known("one")
+    assert helpers.is_known("two")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("job", [fail, die])
 def test_a_helper_that_dies(job, capfd):
