@@ -18,9 +18,12 @@ def timed(seed: int, total: float, steps: float):
 def test_rates_and_shares_by_hand(tmp_path):
     """Two runs of 1000 steps side by side, which end after 10 and 20 seconds."""
     save(tmp_path, [timed(0, 10.0, 6.0), timed(1, 20.0, 12.0), make("hat")])
-    found = groups(tmp_path)
-    assert list(found) == ["digits-and-clothes sgd"], "other records do not tell"
-    assert cells(found["digits-and-clothes sgd"]) == ["2", "100", "60.0", *["0.0"] * 6, "40.0"]
+    (found,) = groups(tmp_path)
+    assert len(found) == 2, "the other record does not tell"
+    what = "digits-and-clothes sgd, mlp, None"
+    assert cells(found) == [what, "2", "75", "100", "60.0", *["0.0"] * 6, "40.0"]
+    save(tmp_path, [replace(timed(1, 20.0, 12.0), versions={"engine": "compiled"})])
+    assert sorted(len(one) for one in groups(tmp_path)) == [1, 1], "engines are kept apart"
 
 
 def test_a_folder_that_does_not_tell(tmp_path, monkeypatch):

@@ -262,7 +262,7 @@ def _measured(
     learn = record.seconds.learn or [0.0] * count
     others = {"before": [*record.before, *before], "seconds": learn, "usage": record.usage or [{}] * count}
     costs = record.costs.joules if record.costs else None
-    spent = {"spent": record.seconds.total or 0.0, "parts": record.seconds.parts or {}}
+    spent = {"spent": record.seconds.total or 0.0, "parts": record.seconds.parts}
     return {**rows, **others, **spent, "joules": costs}, missing
 
 

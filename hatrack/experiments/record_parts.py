@@ -195,9 +195,8 @@ class Seconds:
     Attributes:
         total: the whole run, with training and testing; None: not known.
         learn: the time that each task took to learn; None: not known.
-        parts: what the total was spent on, by name: "data", "method" (to build it), "compiling" (the first step of every fit
-            and the wait for code), "steps", "validation", "evaluation" (of all tasks), "saving" and "other"; None: not
-            known. Where runs share a device, each waits for the others in its own parts.
+        parts: what the total was spent on, by name: "data", "method", "first steps", "steps", "validation", "evaluation",
+            "saving" and "other"; docs/measures.md tells what they are. None: not known.
     """
 
     total: float | None = None

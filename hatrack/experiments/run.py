@@ -233,7 +233,7 @@ def _run(
     saved = checkpointer.resume(method, trainer) if checkpointer else None
     if saved:
         start, spent = saved["task"], saved["spent"]
-        watch.go_on_from(saved.get("parts", {}))
+        watch.go_on_from(saved.get("parts"))
         if trainer.log:
             restore_lines(trainer.log, trainer.fits, saved)
         rows = {name: saved[name] if name in saved else [[] for _ in range(start)] for name in rows}  # old states lack some
@@ -263,7 +263,8 @@ def _run(
             trainer.ranks.check_same(method)
         rows["seconds"].append(time.perf_counter() - start_of_task)
         if models:  # before the next task begins: a run that continues there has this model
-            save(method, models.task_model(task.index), **described_trunk(spec))
+            with watch("saving"):
+                save(method, models.task_model(task.index), **described_trunk(spec))
         rows["usage"].append(method.usage())
         learned, valids = trains[: task.index + 1], [learned.valid for learned in tasks[: task.index + 1]]
         with watch("evaluation"):

@@ -37,6 +37,7 @@ def P(mean: float, std: float | None = None) -> Published:  # noqa: N802
 
 HEADS_NOTE = "Heads of single tasks are not averaged; the authors' code averages them with their initial values."
 PATHNET_NOTE = "At most 60 epochs for each of two paths, so 120 per task; the paper's code has 200, so 400."
+LFL_NOTE = "The authors' code adds the pull to the validation loss that chooses the best epoch; here it is the plain loss."
 PNN_NOTE = (
     "Columns as wide as in the authors' code. Its budget of 7.1 million parameters counts connections from earlier columns "
     "to the outputs, about a third, that are never used; without these 4.5 million are left on ten tasks."
@@ -69,9 +70,14 @@ APPROACHES = (
     ),
     Approach("SGD", "sgd", P(-0.20, 0.08), P(-0.66, 0.03)),
     Approach("LwF", "lwf", P(-0.14, 0.13), P(-0.80, 0.06), clip=100),
-    Approach("LFL", "lfl", P(-0.73, 0.29), P(-0.92, 0.08), {"strength": 0.05}, clip=200),
+    Approach("LFL", "lfl", P(-0.73, 0.29), P(-0.92, 0.08), {"strength": 0.05}, clip=200, note=LFL_NOTE),
 )
-MERGED = Approach("IMM-mode, merged", "imm-mode", clip=1e3, note="With the merge that IMM's own paper describes.")
+MERGED = Approach(
+    "IMM-mode, merged",
+    "imm-mode",
+    clip=1e3,
+    note="With the merge that IMM's own paper describes, by the Fisher information of single images in place of batches.",
+)
 RANDOM = Approach("random", "random")
 WHOLE = ("IMM-mean", "IMM-mode", "SGD-F", "SGD", "LwF", "LFL")  # besides EWC: no task has parts of the network of its own
 

@@ -195,7 +195,7 @@ def _sweep_line(
     """Draw the points of a group, at their x times `place`."""
     scale = 100 if quantity.measure.unit == "%" else 1
     x, mean = np.array([x for x, _ in points]), [scale * value.mean for _, value in points]
-    std = [scale * (value.std or 0) for _, value in points]
+    std = [np.nan if value.std is None else scale * value.std for _, value in points]  # one run has no bar
     axes.errorbar(place * x, mean, std, color=look.colour, linestyle=look.line, marker=look.marker, capsize=3,
                   label=label or None)  # fmt: skip
 

@@ -113,6 +113,10 @@ class Checkpointer:
 
     def save_fit(self, loop: "FitLoop", *, ended: bool = False) -> None:
         """Save a fit in place of the last state but one."""
+        with loop.stopwatch("saving"):
+            self._save_fit(loop, ended=ended)
+
+    def _save_fit(self, loop: "FitLoop", *, ended: bool) -> None:
         self.wait()
         tensors, metadata = loop.state()
         if ended:  # the best state is in the method now

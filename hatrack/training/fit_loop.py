@@ -280,7 +280,7 @@ class FitLoop:
     def _counted_step(self, index: Tensor, number: Tensor) -> None:
         """Do a step. The first one with a batch of this size is compiled, if steps are, and counted."""
         if self.costs.asks_for(len(index)):
-            with self.stopwatch("compiling"):
+            with self.stopwatch("first steps"):
                 self._first_step(index, number)
         else:
             self.step(index, number)

@@ -15,12 +15,12 @@ class Stopwatch:
         >>> watch = Stopwatch()
         >>> with watch("steps"):
         ...     loop.train_epoch(0)
-        >>> watch.seconds()["steps"]
+        >>> watch.seconds()
     """
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
-        self._parts, self._mark = [OTHER], time.perf_counter()
+        self._parts, self._mark, self._known = [OTHER], time.perf_counter(), True
 
     def _lap(self) -> None:
         now = time.perf_counter()
@@ -38,12 +38,13 @@ class Stopwatch:
             self._lap()
             self._parts.pop()
 
-    def go_on_from(self, before: Mapping[str, float]) -> None:
-        """Add the seconds of the parts before, of a run that is continued."""
-        for part, seconds in before.items():
+    def go_on_from(self, before: Mapping[str, float] | None) -> None:
+        """Add the seconds of the parts before, of a run that is continued. None: they are not known, nor then is the sum."""
+        self._known &= before is not None
+        for part, seconds in (before or {}).items():
             self._seconds[part] += seconds
 
-    def seconds(self) -> dict[str, float]:
-        """Return the seconds of every part so far, and under "other" those of no part."""
+    def seconds(self) -> dict[str, float] | None:
+        """Return the seconds of every part so far, and under "other" those of no part; None if they are not known."""
         self._lap()
-        return dict(self._seconds)
+        return dict(self._seconds) if self._known else None

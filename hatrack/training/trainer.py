@@ -160,7 +160,7 @@ class Trainer:
             if loop.stacked:
                 loop.stacked.wait_for_code = partial(self._wait_for_code, loop, task)
             else:
-                with self.stopwatch("compiling"):
+                with self.stopwatch("first steps"):
                     self.wait_for_code(task, 0)
         for name, parameter in loop.weights.items() if regime.keep_state else ():
             before = carried.optimizer.get(name)
@@ -278,8 +278,7 @@ class Trainer:
             with show_progress(self.progress, task, loop.regime.epochs) as show:
                 while not loop.finished and not ended:
                     if self.checkpointer:
-                        with self.stopwatch("saving"):
-                            self.checkpointer.before_epoch(loop)
+                        self.checkpointer.before_epoch(loop)
                     loop.epoch()
                     if watched:
                         with self.stopwatch("evaluation"):
@@ -304,8 +303,7 @@ class Trainer:
             state = loop.optimizers.main.state
             self.carried[method].optimizer.update({name: dict(state[p]) for name, p in loop.weights.items()})
         if self.checkpointer and not ended:
-            with self.stopwatch("saving"):
-                self.checkpointer.save_fit(loop, ended=True)
+            self.checkpointer.save_fit(loop, ended=True)
         method.eval()
         return loop.result
 

@@ -12,7 +12,7 @@ from hatrack.methods import METHODS
 from hatrack.networks.alexnet import alexnet
 from hatrack.networks.network import Network
 from hatrack.recipes import RECIPES
-from hatrack.recipes.hat_cifar import REASONABLE, SMAX
+from hatrack.recipes.hat_cifar import SMAX, C
 from hatrack.recipes.hat_monitoring import ALEXNET, frozen_shares, reuse
 from hatrack.recipes.recipe import Part, Row
 from hatrack.recipes.results import Records, Results, index
@@ -89,12 +89,31 @@ def test_a_sentence_about_rows_that_are_not_run_is_open():
     assert set(found.values()) == {None, True}
 
 
-@pytest.mark.parametrize(("lowest", "holds"), [(-0.1 - 0.9 * REASONABLE, True), (-0.1 - 1.1 * REASONABLE, False)])
-def test_a_sweep_is_reasonable_if_no_value_is_far_below_the_best(lowest, holds):
-    (claim,) = SMAX.claims
-    values = {"smax = 25": lowest}
-    assert claim.holds(Told(SMAX, lambda label, key: (values.get(label, -0.1), None))) is holds
-    assert claim.holds(Told(SMAX, lambda label, key: (-0.1, None) if label == "smax = 50" else None)) is None
+def sentences(part, told) -> list[bool | None]:
+    return [claim.holds(Told(part, told)) for claim in part.claims]
+
+
+def test_sentences_about_smax():
+    """Reasonable; a low one forgets; a high one is slow to adapt."""
+
+    def told(ratio_at_50, forgetting_at_25, learning_at_800):
+        values = {("smax = 50", "ratio_10"): ratio_at_50, ("EWC", "ratio_10"): -0.25,
+                  ("smax = 25", "forgetting"): forgetting_at_25, ("smax = 800", "learning"): learning_at_800}  # fmt: skip
+        others = {"ratio_10": -0.1, "forgetting": 0.01, "learning": 0.8}
+        return lambda label, key: (values.get((label, key), others[key]), None)
+
+    assert sentences(SMAX, told(-0.24, 0.02, 0.7)) == [True, True, True]
+    assert sentences(SMAX, told(-0.26, 0.00, 0.9)) == [False, False, False]
+    assert sentences(SMAX, lambda label, key: None) == [None, None, None]
+
+
+def test_sentences_about_c():
+    def told(ratio_at_1, learning_at_2_5):
+        values = {("c = 1", "ratio_10"): ratio_at_1, ("EWC", "ratio_10"): -0.25, ("c = 2.5", "learning"): learning_at_2_5}
+        return lambda label, key: (values.get((label, key), {"ratio_10": -0.1, "learning": 0.8}[key]), None)
+
+    assert sentences(C, told(-0.24, 0.7)) == [True, True]
+    assert sentences(C, told(-0.26, 0.9)) == [False, False]
 
 
 def record_with(usage, weights_used=None) -> Record:
