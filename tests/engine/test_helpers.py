@@ -64,6 +64,28 @@ def test_a_helper_does_one_job_after_the_other_and_then_ends(tmp_path, monkeypat
     assert helpers.is_known("five"), "jobs may be given when all helpers have ended"
 
 
+def test_the_user_s_script_is_put_back_when_several_processes_start_at_once():
+    main, inside, ended = sys.modules["__main__"], threading.Event(), threading.Event()
+
+    def start_one():
+        with helpers.without_main():
+            inside.set()
+            ended.wait(0.2)
+
+    def start_another():
+        inside.wait(10)
+        with helpers.without_main():
+            ended.set()
+            one.join(10)  # it would put the script back while this one is within
+
+    one, another = (threading.Thread(target=target) for target in (start_one, start_another))
+    for thread in (one, another):
+        thread.start()
+    for thread in (one, another):
+        thread.join(20)
+    assert sys.modules["__main__"] is main
+
+
 def test_what_cannot_be_sent_to_a_helper_does_no_harm(tmp_path, monkeypatch):
     monkeypatch.setattr(helpers, "COUNT", 1)
     helpers.start("one", write, threading.Lock())
