@@ -74,6 +74,9 @@ class Method(CheckedKeywords, TrainedMethod):
     # How many forms (lists of operations and shapes) the step has if all tasks have the same size: "one", "two" (the first
     # task has its own) or "many" (each task has its own). A wrong value costs time when steps are compiled, nothing else.
     step_forms: ClassVar[Literal["one", "two", "many"]] = "one"
+    # Options that change no operation of the step, only values of its tensors or what happens outside of it. Runs that
+    # differ in nothing else share stacks, and helpers that compile. A wrong name costs time, nothing else.
+    same_step: ClassVar[tuple[str, ...]] = ()
 
     # What the attributes of these names hold, if it is "masks" or "images": see `kept_bytes`.
     keeps: ClassVar[Mapping[str, Literal["masks", "images"]]] = {}
