@@ -1,3 +1,4 @@
-"""The command line, built with click: one file per command, each imported when it is used."""
+"""The command line, built with click: one file per command, each imported when it is used.
 
-from hatrack.cli.group import main as main
+Nothing is imported here, so that `hatrack.__main__` can import `interrupts.py` first.
+"""

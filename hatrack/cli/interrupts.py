@@ -2,9 +2,10 @@
 
 It does not raise an exception: one that comes in the middle of an import, of torch's code in C++ or of a lock leaves behind
 what nobody can clear up. Whatever is written is written so that a process may be killed at any moment.
+
+The program imports this module first, and it imports little itself: before that, Ctrl-C ends in a traceback.
 """
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -31,8 +32,8 @@ def ignore_ctrl_c() -> None:
 def _end(number: int, frame: object) -> NoReturn:
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with suppress(Exception):
-            for process in multiprocessing.active_children():  # runs in parallel
+        with suppress(Exception):  # multiprocessing may not be imported; then there are no children
+            for process in sys.modules["multiprocessing"].active_children():  # runs in parallel
                 process.kill()
         with suppress(Exception):
             text = (

@@ -22,7 +22,7 @@ from hatrack.engine.interleaving import is_interleaved, lane_count, run_interlea
 from hatrack.engine.precision import precision_scope
 from hatrack.engine.recorded import own_stream
 from hatrack.experiments.build import build_method, build_trunk
-from hatrack.experiments.spec import Run
+from hatrack.experiments.spec import Run, step_spec
 from hatrack.methods.fit import EpochResult, FitResult
 from hatrack.methods.method import Method
 from hatrack.regime import Regime
@@ -136,7 +136,7 @@ def compile_ahead(
     if helpers.COUNT < 1 or method.step_forms == "many" or multiprocessing.parent_process() is not None:
         return None
     lanes = 0 if stacking() is None else lane_count()
-    plain = {key: value for key, value in spec.spec.items() if key != "seed"}
+    plain = step_spec(spec)
     plain["regime"] = {key: value for key, value in plain["regime"].items() if key not in PACE}
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     setting = [plain, where, precision, torch.get_num_threads(), torch.__version__, __version__]

@@ -16,6 +16,7 @@ from hatrack.experiments.progress import Display, RunStatus
 from hatrack.experiments.record import Record
 from hatrack.experiments.run import Run, folder_of, run
 from hatrack.experiments.signals import stop_by_signal
+from hatrack.experiments.spec import step_spec
 from hatrack.experiments.worker_pool import Outcome, WorkerPool
 from hatrack.methods import METHODS
 from hatrack.methods.divergence import Diverged
@@ -131,8 +132,8 @@ def kind_of(spec: Run) -> str:
     classes are shuffled, no other run has that step, and the places that a stack had for other seeds would stay empty.
     """
     own = spec.benchmark in SHUFFLED and METHODS.find(spec.method).step_forms == "many"
-    rest = {key: value for key, value in spec.spec.items() if key != "seed" or own}
-    return json.dumps({**rest, "regime": [spec.regime.batch, spec.regime.optimizer]}, sort_keys=True)
+    seed = {"seed": spec.seed} if own else {}
+    return json.dumps({**step_spec(spec), **seed, "regime": [spec.regime.batch, spec.regime.optimizer]}, sort_keys=True)
 
 
 def _in_threads(

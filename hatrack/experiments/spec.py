@@ -172,3 +172,11 @@ class Run:
     def name(self) -> str:
         """The name of its record: readable, and different for every different spec."""
         return name_of(self.spec)
+
+
+def step_spec(run: Run) -> dict[str, Any]:
+    """Return the part of a run's spec that the operations of its steps may depend on: all but the seed, and the options of
+    its method that change none (`Method.same_step`)."""
+    options, values = METHODS.find(run.method).same_step, run.spec["method_options"]
+    kept = {name: value for name, value in values.items() if name not in options}
+    return {**{key: value for key, value in run.spec.items() if key != "seed"}, "method_options": kept}

@@ -81,6 +81,7 @@ class HAT(Method):
     price: Tensor  # (units,): the gradient of c times the capacity term by every gate
 
     keeps: ClassVar = {"gates": "masks", "embeddings": "masks"}
+    same_step: ClassVar = ("c", "embedding", "gate_lr", "validation")
 
     def __init__(
         self,

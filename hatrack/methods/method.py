@@ -24,6 +24,7 @@ from hatrack.methods.growth.grow import grow, replay, room_for
 from hatrack.methods.growth.growth import Growth
 from hatrack.methods.guarantees import Bits, Probes, transaction
 from hatrack.methods.hidden_state import HiddenState
+from hatrack.methods.keywords import CheckedKeywords
 from hatrack.methods.modes import with_gradients, without_autocast_cache
 from hatrack.methods.overrides import check_overrides
 from hatrack.methods.ownership import check_owner, claim
@@ -44,7 +45,7 @@ from hatrack.tasks.targets import Able
 from hatrack.tasks.task import Task
 
 
-class Method(TrainedMethod):
+class Method(CheckedKeywords, TrainedMethod):
     """Plain sequential SGD: each task is trained in turn and nothing protects the earlier ones.
 
     A method's parameters are what it learns, its buffers are what it remembers, and `state_dict()` holds both. A method of
@@ -73,6 +74,9 @@ class Method(TrainedMethod):
     # How many forms (lists of operations and shapes) the step has if all tasks have the same size: "one", "two" (the first
     # task has its own) or "many" (each task has its own). A wrong value costs time when steps are compiled, nothing else.
     step_forms: ClassVar[Literal["one", "two", "many"]] = "one"
+    # Options that change no operation of the step, only values of its tensors or what happens outside of it. Runs that
+    # differ in nothing else share stacks, and helpers that compile. A wrong name costs time, nothing else.
+    same_step: ClassVar[tuple[str, ...]] = ()
 
     # What the attributes of these names hold, if it is "masks" or "images": see `kept_bytes`.
     keeps: ClassVar[Mapping[str, Literal["masks", "images"]]] = {}

@@ -76,6 +76,7 @@ class PMASK(Method):
 
     transient: ClassVar[tuple[str, ...]] = ("embeddings",)
     keeps: ClassVar = {"packed_masks": "masks", "embeddings": "masks"}
+    same_step: ClassVar = ("embedding", "gate_lr", "validation")  # c is a number in the step
 
     packed_masks: Tensor  # (tasks, bytes): a bit per task and weight; soft ones are (tasks, weights), a number for each
     done: Tensor  # (tasks,): whether a task is finished

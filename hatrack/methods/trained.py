@@ -81,9 +81,7 @@ class TrainedMethod(nn.Module):
         raw = self._raw(images)
         task = task_number(task, len(raw))
         for number in {task} if isinstance(task, int) else set(task.tolist()):
-            self.net.check_task_id(number)
-            if self.history:
-                self.check_learned(number)
+            self._check_usable(number)
         if not len(raw):
             return torch.zeros(0, dtype=torch.int64, device=raw.device)
         seen = self.net.preprocess(raw, task)
@@ -195,7 +193,8 @@ class TrainedMethod(nn.Module):
             not be cut, such as those of attention heads that are used in part.
 
         Raises:
-            ValueError: if the operations of the network depend on the values of images, so that they are no fixed graph.
+            ValueError: if other tasks were learned and this one was not, or if the operations of the network depend on the
+                values of images, so that they are no fixed graph.
 
         Example:
             >>> method = hr.HAT(hr.Network(trunk, tasks=tasks))
@@ -204,6 +203,8 @@ class TrainedMethod(nn.Module):
             >>> model(torch.tensor(x_test)).argmax(1).equal(method.predict(x_test, task=0))
             True
         """
+        task = whole("a task's number", task)
+        self._check_usable(task)
         network = extract(self.for_task(task), self.net.example)
         if raw is None:
             return network
@@ -261,6 +262,12 @@ class TrainedMethod(nn.Module):
         """
         with self.lock:
             return certificate(cast("Method", self))
+
+    def _check_usable(self, task: int) -> None:
+        """Raise an error in one line unless the network knows this task and, as soon as any is finished, it is."""
+        self.net.check_task_id(task)
+        if self.history:  # it is empty also if only tensors were loaded, which do not tell what was learned
+            self.check_learned(task)
 
     def check_learned(self, task: int) -> None:
         """Raise an error in one line unless this task is finished."""

@@ -112,6 +112,20 @@ def test_wrong_tasks_name_the_nearest(model, capsys):
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize("task", ["1", "toy 1"])
+def test_a_task_that_was_not_learned_is_refused_with_those_that_were(task, tmp_path, capsys):
+    tasks = toy_tasks(2)
+    method = HAT(Network(trunk(), tasks=tasks))
+    learn(method, tasks[:1])
+    save(method, tmp_path / "one.safetensors")
+    words = ("--task", task, "--trunk", "tests.cli.test_export:trunk")
+    assert main(("export", str(tmp_path / "one.safetensors"), *words)) == 2
+    said = capsys.readouterr().err
+    assert f"--task {task}: no such task was learned" in said
+    assert said.endswith("here are: toy 0\n")
+    assert said.count("\n") == 1
+
+
 def test_a_name_that_two_tasks_have_is_refused_and_their_files_have_numbers(tmp_path, capsys):
     tasks = [replace(task, name="same") for task in toy_tasks(2)]
     method = HAT(Network(trunk(), tasks=tasks))

@@ -163,7 +163,7 @@ def test_an_interrupt_of_a_command_called_from_python(monkeypatch, capsys):
 INTERRUPTED = """
 import signal, sys
 import hatrack.cli.list
-from hatrack.cli import main
+from hatrack.cli.group import main
 
 def interrupted():
     try:
@@ -181,6 +181,40 @@ def test_an_interrupt_outside_of_runs_ends_the_process():
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (130, "")
     assert re.fullmatch(r"hatrack: stopped[^\n]*\n", done.stderr)
+
+
+WHILE_IMPORTING = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == {moment!r}:
+            sys.meta_path.remove(self)
+            print(*[name for name in sys.modules if name.startswith("hatrack.")])
+            sys.stdout.flush()
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["hatrack", "list", "hat"]
+{start}
+"""
+STARTS = {  # as Python does with `-m hatrack`, and as the script that pip writes
+    "module": "import runpy; runpy.run_module('hatrack', run_name='__main__', alter_sys=True)",
+    "script": "from hatrack.__main__ import main; sys.exit(main())",
+}
+FIRST = "hatrack.cli.group"
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("moment", [FIRST, "click", "multiprocessing", "hatrack.cli.list", "torch"])
+def test_an_interrupt_while_modules_are_imported(start, moment):
+    """When the first of ours besides the guard itself is looked for, when those of others are, and later."""
+    code = WHILE_IMPORTING.format(moment=moment, start=STARTS[start])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130, done.stderr
+    assert re.fullmatch(r"hatrack: stopped[^\n]*\n", done.stderr)
+    before = {"hatrack._version", "hatrack.__main__", "hatrack.cli", "hatrack.cli.interrupts"}
+    assert moment != FIRST or set(done.stdout.split()) <= before
 
 
 def interrupt_twice(folder: Path, between: float, times: int = 2) -> None:

@@ -1,6 +1,7 @@
 """How many places stacks have, which runs take them, and what becomes of them when a step fails or runs are stopped."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -85,6 +86,8 @@ def test_seeds_and_rates_make_no_other_kind():
     options = {"benchmark_options": {"data": "sample"}}
     first = Run("smnist", "hat", 0, regime=Regime(lr=0.1), **options)
     assert kind_of(first) == kind_of(Run("smnist", "hat", 1, regime=Regime(lr=0.2, epochs=3), **options))
+    same = Run("smnist", "hat", 0, method_options={"c": 0.1, "validation": "total"}, **options)
+    assert kind_of(first) == kind_of(same), "nor options that change no operation"
     others = [
         Run("smnist", "sgd", 0, **options),
         Run("smnist", "hat", 0, regime=Regime(batch=32), **options),
@@ -92,6 +95,32 @@ def test_seeds_and_rates_make_no_other_kind():
         Run("smnist", "hat", 0, network_options={"widths": (10,)}, **options),
     ]
     assert kind_of(first) not in map(kind_of, others)
+
+
+@pytest.mark.parametrize("name", quick_and_slow(["hat", "pmask"], ["hat"]))
+def test_runs_whose_options_change_no_operation_share_a_stack(name, driven, tmp_path):
+    """Their records are those of each run alone, to rounding."""
+    other = {"c": 3.0, "embedding": "uniform", "gate_lr": 0.5, "validation": "total"}
+    other = {option: value for option, value in other.items() if option in METHODS[name].same_step}
+    runs = [replace(spec(name, batch=100, lr=0.01), method_options=options) for options in ({}, other)]
+    assert kind_of(runs[0]) == kind_of(runs[1])
+    alone = run_all(runs, tmp_path / "alone", engine="eager")
+    stacked = run_all(runs, tmp_path / "stacked", parallel=2, stack=True, engine="eager")
+    assert set(driven) == {(2, 2)}
+    for one, two in zip(alone, stacked, strict=True):
+        assert two.versions["engine"] == "eager, stacked"
+        assert one.costs.steps == two.costs.steps
+        assert numbers(one) == pytest.approx(numbers(two), rel=1e-3, abs=1e-3)
+    assert numbers(alone[0]) != pytest.approx(numbers(alone[1]), rel=1e-2, abs=1e-2), (
+        "the control: the options do change them"
+    )
+
+
+def numbers(record):
+    """The losses of all epochs, and after each task the accuracies and the shares of layers that are used."""
+    losses = [epoch.loss for curve in record.curves for epoch in curve.epochs]
+    shares = [share for layers in record.usage for share in layers.values()]
+    return losses + shares + [value for row in record.accuracy for value in row]
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].step_forms == "many"])

@@ -12,6 +12,7 @@ from hatrack.engine.choice import can_compile
 from hatrack.experiments import ahead
 from hatrack.experiments import run as running
 from hatrack.experiments.build import build, build_tasks
+from hatrack.options import parameters
 from tests.helpers.killing import assert_same, spec
 from tests.helpers.tiers import quick_and_slow
 
@@ -118,6 +119,51 @@ def test_runs_side_by_side_share_helpers(jobs, monkeypatch):
     for seed in (0, 1):
         ahead_of(Run(**{**vars(of("hat")), "seed": seed}))
     assert [job["order"] for job in jobs.values()] == [[0]]
+
+
+def test_runs_whose_options_change_no_operation_share_helpers(jobs, monkeypatch):
+    monkeypatch.setattr(ahead, "is_interleaved", lambda: True)
+    for options in ({}, {"c": 3.0}, {"embedding": "uniform", "gate_lr": 0.5}, {"validation": "total"}):
+        ahead_of(replace(of("hat"), method_options=options))
+    assert len(jobs) == 1
+    ahead_of(replace(of("hat"), method_options={"smax": 100.0}))
+    assert len(jobs) == 2
+
+
+def steps_of(one, monkeypatch):
+    """The graphs of all steps of a run, with the logs of their operations."""
+    monkeypatch.setattr(compiled, "_code_cache", {})
+    tasks, method = build(one)
+    fit = Trainer(one.regime, engine="compiled", progress=False)
+    for task in tasks:
+        method.learn(task, fit)
+    return {key: set(code.places) for key, code in compiled._code_cache.items()}
+
+
+def other_value(parameter):
+    """Another value of an option than its default."""
+    others = [choice for choice in parameter.choices if choice != parameter.default]
+    return others[0] if others else 3 * parameter.default + 1
+
+
+def same_steps(method, option, monkeypatch):
+    """Whether the steps of two runs are the same that have other values of an option."""
+    other = replace(of(method), method_options={option: other_value(parameters(METHODS[method])[option])})
+    first, second = steps_of(of(method), monkeypatch), steps_of(other, monkeypatch)
+    assert all(first.values())
+    return first == second
+
+
+@pytest.mark.parametrize(("method", "option"), [(name, option) for name in METHODS for option in METHODS[name].same_step])
+def test_options_that_are_said_to_change_no_operation_change_none(method, option, captured_only, monkeypatch):
+    assert same_steps(method, option, monkeypatch)
+
+
+@pytest.mark.parametrize(("method", "option"), [("hat", "smax"), ("hat", "slope"), ("pmask", "c")])
+def test_an_option_that_changes_an_operation_is_seen(method, option, captured_only, monkeypatch):
+    """The control. PMASK multiplies by c in the step, where HAT has it in a tensor of prices."""
+    assert option not in METHODS[method].same_step
+    assert not same_steps(method, option, monkeypatch)
 
 
 def test_code_that_is_on_the_disk_needs_no_helper(jobs):

@@ -81,6 +81,21 @@ def test_what_a_helper_compiles_is_the_step_of_the_stack(name, captured_only, jo
     assert set(stacked_form._forms) == before
 
 
+def test_runs_whose_options_change_no_operation_share_helpers(captured_only, jobs):
+    """What the helper compiles with the options of the first run is the step of the stack of both."""
+    other = {"c": 3.0, "embedding": "uniform", "gate_lr": 0.5, "validation": "total"}
+    runs = [of("hat"), replace(of("hat", 1), method_options=other)]
+    planned(runs)
+    assert [job["lanes"] for job in jobs.values()] == [2]
+    for job in jobs.values():
+        ahead.compile_step(job)
+    before = set(stacked_form._forms)
+    assert len(before) == 1
+    fits = learned(runs)
+    assert {result.engine for fit in fits for result in fit.fits} == {"compiled, stacked"}
+    assert set(stacked_form._forms) == before
+
+
 def test_names_tell_the_number_of_lanes(jobs):
     """Stacks of two and of three runs, and a step alone."""
     planned([of("hat", seed) for seed in (0, 1)])

@@ -7,7 +7,7 @@ import torch
 
 import hatrack as hr
 from hatrack import Record, Regime, Run, run
-from hatrack.cli import main
+from hatrack.__main__ import main
 from hatrack.experiments.build import build
 from hatrack.experiments.run import stopped_runs
 from hatrack.files.atomic import file_digest

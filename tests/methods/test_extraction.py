@@ -345,6 +345,22 @@ def test_wrong_tasks_are_refused():
             method.extract(task)
 
 
+def test_a_task_that_was_not_learned_is_refused_once_others_were():
+    """As `predict` refuses it: what its gates are by chance has no meaning."""
+    tasks = toy_tasks(3)
+    method = make("hat", tasks)
+    assert method.extract(1).extraction["weights"], "it knows of no task, as after tensors alone were loaded"
+    learn(method, tasks[:1])
+    learn(method, tasks[2:])
+    for raw in (None, tasks[1].test.x[:1]):
+        with pytest.raises(ValueError, match=r"^task 1 has not been learned; learned are 0, 2$"):
+            method.extract(1, raw=raw)
+    assert method.extract(2).extraction["weights"]
+    method.release(2)
+    with pytest.raises(ValueError, match=r"^task 2 has not been learned; learned are 0$"):
+        method.extract(2)
+
+
 @pytest.mark.parametrize("fits", [True, False])
 def test_convolutions_lie_with_channels_last_where_that_fits(fits, monkeypatch):
     def refuse(graph):
