@@ -2,22 +2,8 @@
 
 import inspect
 from collections.abc import Iterable
-from typing import Any, Self
 
 from hatrack.options import nearest
-
-
-class CheckedKeywords:
-    """A class whose wrong keywords end in an error that names the right ones, before an object is made.
-
-    `Method` inherits this `__new__` and has an `__init__` of its own, so that `inspect.signature` and type checkers read the
-    `__init__`.
-    """
-
-    def __new__(cls, *given: Any, **keywords: Any) -> Self:
-        if keywords:  # there are none when a copy is made or a pickle is read
-            check_keywords(cls, keywords)
-        return super().__new__(cls)
 
 
 def check_keywords(made: type, keywords: Iterable[str]) -> None:

@@ -24,7 +24,6 @@ from hatrack.methods.growth.grow import grow, replay, room_for
 from hatrack.methods.growth.growth import Growth
 from hatrack.methods.guarantees import Bits, Probes, transaction
 from hatrack.methods.hidden_state import HiddenState
-from hatrack.methods.keywords import CheckedKeywords
 from hatrack.methods.modes import with_gradients, without_autocast_cache
 from hatrack.methods.overrides import check_overrides
 from hatrack.methods.ownership import check_owner, claim
@@ -45,7 +44,7 @@ from hatrack.tasks.targets import Able
 from hatrack.tasks.task import Task
 
 
-class Method(CheckedKeywords, TrainedMethod):
+class Method(TrainedMethod):
     """Plain sequential SGD: each task is trained in turn and nothing protects the earlier ones.
 
     A method's parameters are what it learns, its buffers are what it remembers, and `state_dict()` holds both. A method of

@@ -7,7 +7,7 @@ import math
 import threading
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, final
 
 import torch
 from torch import Tensor, fx, nn
@@ -16,6 +16,7 @@ from hatrack.methods.arguments import task_number
 from hatrack.methods.certificate import certificate
 from hatrack.methods.extraction.extract import extract
 from hatrack.methods.extraction.raw import with_preprocessing
+from hatrack.methods.keywords import check_keywords
 from hatrack.methods.modes import evaluation_mode
 from hatrack.methods.parts.reuse import shared_with_earlier
 from hatrack.methods.router import Kind, Router, answers, fit_router
@@ -60,6 +61,13 @@ class TrainedMethod(nn.Module):
         def served(self, task: int) -> ServedTask: ...
         def layer_masks(self, task: int) -> dict[str, Tensor]: ...
         def weight_masks(self, task: int) -> dict[str, Tensor]: ...
+
+    def __new__(cls, *given: Any, **keywords: Any) -> Self:
+        """Check the names of keywords, before any `__init__`. It stands here, since the `__init__` of `Method` shall be read
+        by `inspect.signature` and type checkers."""
+        if keywords:  # there are none when a copy is made or a pickle is read
+            check_keywords(cls, keywords)
+        return super().__new__(cls)
 
     @torch.no_grad()
     def predict(self, images: Any, task: TaskId | None = None) -> Tensor:

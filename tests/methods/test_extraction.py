@@ -324,6 +324,7 @@ def test_a_smaller_network_that_fails_its_check_is_not_returned(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")
 def test_packnet_is_cut_where_whole_units_are_unused():
+    torch.manual_seed(0)  # with some weights pruning closes more units
     tasks = toy_tasks(1)
     method = PackNet(Network(NETWORKS["mlp"](tasks[0].shape, widths=(20, 20)), tasks=tasks))
     learn(method, tasks)
