@@ -1,10 +1,12 @@
 """Checks of the trunk that a network is built of: its tensors, their precision, and its features on the example."""
 
 import copy
+import warnings
 
 import torch
 from torch import Tensor, nn
 
+from hatrack.text import shorten
 from hatrack.tracing.units import last_layer
 
 
@@ -45,7 +47,7 @@ def check_precision(trunk: nn.Module, images: Tensor, what: str, *, tokens: bool
 
 def count_features(trunk: nn.Module, example: Tensor) -> int:
     """Run a trunk on the example and return the width of the feature vector."""
-    mode = trunk.training
+    mode, versions = trunk.training, _versions(trunk)
     with torch.no_grad():
         try:
             out = trunk.eval()(example)
@@ -56,7 +58,20 @@ def count_features(trunk: nn.Module, example: Tensor) -> int:
     if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != len(example):
         got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ValueError(f"the trunk must turn a batch of images into (batch, features), not {got}")
+    if written := [name for name, version in _versions(trunk).items() if versions.get(name, version) != version]:
+        warnings.warn(
+            f"the trunk writes {shorten(', '.join(map(repr, written)), 200)} also in evaluation mode: answers of finished "
+            "tasks can change with every forward pass, and then learning and saving are refused; a trunk should write in "
+            "training mode only",
+            stacklevel=4,
+        )
     return out.shape[1]
+
+
+def _versions(trunk: nn.Module) -> dict[str, int]:
+    """Return how often each parameter and buffer was written in place."""
+    tensors = (*trunk.named_parameters(), *trunk.named_buffers())
+    return {name: 0 if tensor.is_inference() else tensor._version for name, tensor in tensors}
 
 
 def cannot_run(error: Exception, example: Tensor) -> Exception:

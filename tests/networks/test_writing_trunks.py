@@ -1,0 +1,44 @@
+"""A trunk that writes to its tensors in evaluation mode is warned of, by name; one that writes in training alone is not."""
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hatrack import Network
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(x)
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 4, max_norm=1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.words(x).mean(1)
+
+
+@pytest.mark.parametrize(
+    ("trunk", "example", "name"),
+    [(Counts(), torch.randn(2, 4), "'calls'"), (Words(), torch.tensor([[1, 2], [3, 4]]), "'words.weight'")],
+)
+def test_what_is_written_in_evaluation_mode_is_named(trunk, example, name):
+    with pytest.warns(UserWarning, match=f"the trunk writes {name} also in evaluation mode"):
+        Network(trunk, [2], example=example)
+
+
+def test_statistics_of_training_are_no_reason():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Network(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), [2], example=torch.randn(2, 4))
