@@ -11,6 +11,7 @@ from hatrack import Regime, Trainer
 from hatrack.files import tensors
 from hatrack.training import checkpoint
 from hatrack.training.checkpoint import FORMAT, Checkpointer, Stopped, random_state, set_random_state, stopping
+from hatrack.training.stopwatch import Stopwatch
 from tests.helpers.learning import make
 from tests.helpers.toys import toy_tasks
 
@@ -47,6 +48,7 @@ def fit(task: int = 0, *, keep_state: bool = False):
         regime=Regime(keep_state=keep_state),
         task=SimpleNamespace(name="digits"),
         result=SimpleNamespace(epochs=[0, 0]),
+        stopwatch=Stopwatch(),
     )
 
 
