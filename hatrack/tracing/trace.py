@@ -36,10 +36,12 @@ from hatrack.tracing.tracker import DependencyTracker, inside_autograd_function,
 from hatrack.tracing.unit_table import UnitTable
 
 ALWAYS_OPEN = -1  # stands for the unit that a weight writes if its layer has no units
-READS = {  # functions that read values into Python
+READS = {  # functions that read values into Python, many of them without an operation that the tracker sees
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__,
-    Tensor.__array__, Tensor.__dlpack__, Tensor.__repr__, Tensor.__format__, Tensor.equal, torch.equal,
+    Tensor.__array__, Tensor.__dlpack__, Tensor.__repr__, Tensor.__format__, Tensor.apply_, Tensor.map_, Tensor.__deepcopy__,
+    Tensor.storage, Tensor.untyped_storage,  # pickle uses the latter
 }  # fmt: skip
+SPLITS = {Tensor.tensor_split, torch.tensor_split}  # they read where to split, not what
 CHANNELWISE_NORMS = (F.batch_norm, F.instance_norm)  # they mix no channels
 
 
@@ -132,9 +134,7 @@ class Trace(CountedCalls):
                 return OPENED[func](*args, **(kwargs or {}))
         args, kwargs = self.substituted((args, kwargs or {}))
         gate = None
-        if func in READS:
-            for t in filter(torch.is_tensor, args):
-                self.tracker.note_read(t)
+        self._note_reads(func, args, kwargs)
         if func not in TRACED:
             out = func(*args, **kwargs)
         else:
@@ -150,6 +150,12 @@ class Trace(CountedCalls):
                 if id(t) in self.readers:
                     self.readers[id(t)][3].append(func in CHANNELWISE_NORMS and self.readers[id(t)][1].same(gate))
         return out
+
+    def _note_reads(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Note what a function reads into Python, unless it is the tracker that calls it."""
+        if (func in READS or func in SPLITS) and not self.tracker.paused:
+            for t in filter(torch.is_tensor, (*args[func in SPLITS :], *kwargs.values())):
+                self.tracker.note_read(t)
 
     def _trace(self, key: Key, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a traced call and note its units."""

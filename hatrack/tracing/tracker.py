@@ -5,13 +5,16 @@ it cannot analyse an operation, it treats the result as always active; this free
 safe. The sets are stored per storage, not per tensor: then a view of a tensor, or a write into one, automatically is the
 same view of, or write into, the stored sets, and needs no rule of its own.
 
-A trunk may read values of its input into Python (`.item()`, `.tolist()`) and slice, pad or branch by them. For another image
-it would then move other elements, so from such a read on only gates promise anything: everything else is always active.
+A trunk may read values of its input into Python (`.item()`, `torch.allclose`) and slice, pad or branch by them. For another
+image it would then move other elements, so from such a read on only gates promise anything: all else is always active. An
+operation whose result has a shape that depends on values, such as `x[mask]`, counts as such a read: the shape is known to
+Python, and moves whatever the result is joined to.
 
 It also tracks the elements of parameters that are only copied (`weight.T`, `torch.cat([w1, w2])`, `table[:3]`), so that a
 layer that uses such a copy is known to use these elements.
 """
 
+import copy
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -189,9 +192,8 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if t.element_size() != results[0].element_size() and self.positions(t) is not None:
                     self.mark_untraceable(t, name)  # real numbers seen as complex ones, or the other way round
             return  # a view
-        if (torch.Tag.dynamic_output_shape in func.tags and name != "index") or name == "_local_scalar_dense":
-            for t in inputs:
-                self.note_read(t)
+        for t in _read(func, args, inputs, out):
+            self.note_read(t)
         self._mark_input_dependent(func, inputs, [t for t in results if not t.is_floating_point()])
         self._mark_fixed(func, args, kwargs, inputs, results)
         new = [t for t in results if t.is_floating_point() and (mutable or _address(t) not in given)]
@@ -274,6 +276,17 @@ class DependencyTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages.append(out.untyped_storage())
 
 
+def _read(func: Any, args: Any, inputs: list[Tensor], out: Any) -> list[Tensor]:
+    """Return the arguments whose values an operation turns into something of Python or into the shape of its result."""
+    if func.overloadpacket in (torch.ops.aten.index, torch.ops.aten.masked_select):  # the masks alone decide on the shape
+        return [t for t in tree_leaves(args[1]) if isinstance(t, Tensor) and t.dtype in (torch.bool, torch.uint8)]
+    tagged = torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
+    plain = [value for value in tree_leaves(out) if value is not None and not isinstance(value, Tensor)]
+    if func.namespace == "aten":  # without a tag, whole numbers are read off shapes
+        plain = [value for value in plain if isinstance(value, float)]
+    return inputs if tagged or plain else []
+
+
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """Return the arguments that an operation writes."""
     found: list[Tensor] = []
@@ -298,8 +311,8 @@ def wrapped(tensor: Tensor) -> bool:
 
 
 def users_line() -> str:
-    """Return the file and the line of the innermost call that is neither torch's nor of this package."""
-    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    """Return the file and the line of the innermost call that is neither torch's, `copy`'s nor of this package."""
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent), copy.__file__)
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(own):
         frame = frame.f_back

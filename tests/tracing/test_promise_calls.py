@@ -1,5 +1,8 @@
 """Trunks whose calls are hard to follow: blocks left out at random, experts without images, operations of the user's own."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -85,6 +88,7 @@ class Experts(nn.Module):
 
 
 @pytest.mark.parametrize(("seed", "name"), every_value(range(3), ["hat", "pmask", "packnet"]))
+@pytest.mark.filterwarnings("ignore:the trunk reads values")  # how many images an expert gets
 def test_experts_that_see_no_image_of_the_example(name, seed):
     torch.manual_seed(seed)
     check_three_tasks(Experts(), name)
@@ -380,25 +384,96 @@ def test_what_is_computed_by_values_of_the_input_is_not_taken_for_granted(read):
     assert torch.equal(logits(method, tasks[0]), before)
 
 
+class EarlyExit(nn.Module):
+    """Leaves out its second layer for images of which `read` finds a value above 6."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.a, self.b, self.c, self.read = nn.Linear(16, 24), nn.Linear(24, 24), nn.Linear(24, 16), read
+
+    def forward(self, x):
+        x = x.flatten(1)
+        h = torch.relu(self.a(x))
+        return torch.relu(self.c(h if self.read(x) else torch.relu(self.b(h))))
+
+
+@torch.library.custom_op("hatrack_tests::has_large", mutates_args=())
+def has_large(x: torch.Tensor) -> bool:
+    return bool((x > 6).any())
+
+
+EARLY = {
+    "allclose": lambda x: not torch.allclose(x, x.clamp(max=6)),
+    "Tensor.allclose": lambda x: not x.allclose(other=x.clamp(max=6)),
+    "equal": lambda x: not torch.equal(input=x, other=x.clamp(max=6)),
+    "is_nonzero": lambda x: torch.is_nonzero((x > 6).any()),
+    "mask": lambda x: len(x[x > 6]) > 0,
+    "mask of rows": lambda x: x[x.amax(1) > 6].shape[0] > 0,
+    "masked_select": lambda x: x.masked_select(x > 6).numel() > 0,
+    "mask on a constant": lambda x: len(torch.ones(16)[x.amax(0) > 6]) > 0,
+    "masked_select on a constant": lambda x: len(torch.ones(16).masked_select(x.amax(0) > 6)) > 0,
+    "unique": lambda x: len((x > 6).unique()) > 1,
+    "repeat_interleave": lambda x: len(torch.ones(16).repeat_interleave((x.amax(0) > 6).long())) > 0,
+    "tensor_split": lambda x: len(torch.ones(16).tensor_split((x > 6).any().long()[None])[0]) > 0,
+    "operation of one's own": lambda x: has_large(x),
+    "storage": lambda x: max(x.storage().tolist()) > 6,
+    "bytes of the storage": lambda x: max(torch.frombuffer(bytearray(x.untyped_storage()), dtype=torch.float32)) > 6,
+    "deepcopy": lambda x: (copy.deepcopy(x) > 6).any(),
+    "pickle": lambda x: pickle.loads(pickle.dumps((x > 6).any())).item(),
+    "apply_": lambda x: max_of(x.clone().apply_) > 6,
+}
+
+
+def max_of(apply):
+    values = [0.0]
+    apply(lambda value: values.append(value) or value)
+    return max(values)
+
+
+@pytest.mark.parametrize("kind", EARLY)
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_an_early_exit_that_is_taken_by_values_changes_no_old_answer(kind):
+    torch.manual_seed(0)
+    tasks = toy_tasks(3)
+    with pytest.warns(UserWarning, match=r"reads values of its input into Python \(test_promise_calls.py, line \d+"):
+        method = METHODS["hat"](Network(EarlyExit(EARLY[kind]), tasks=tasks))
+    inputs = [torch.randn(8, 1, 4, 4).clamp(-5, 5), torch.randn(8, 1, 4, 4) + 9]  # of which the second ones leave early
+    answers = {}
+    for task in tasks:
+        learn(method, [task], Trainer(Regime(epochs=2, batch=16, optimizer="adamw", lr=0.02, weight_decay=0.1)))
+        answers[task.index] = [answers_of(method, x, task.index) for x in inputs]
+    for index, then in answers.items():
+        assert all(torch.equal(answers_of(method, x, index), a) for x, a in zip(inputs, then, strict=True))
+
+
+@torch.no_grad()
+def answers_of(method, x, index):
+    return method.eval()(x, index).clone()
+
+
 class Harmless(nn.Module):
-    """Reads a buffer, a shape and a constant, none of which depends on the input."""
+    """Reads buffers, a shape and a constant, none of which depends on the input."""
 
     def __init__(self):
         super().__init__()
-        self.a, self.b = nn.Linear(16, 24), nn.Linear(24, 12)
+        self.a, self.b = nn.Linear(16, 24), nn.Linear(16, 12)
         self.register_buffer("scale", torch.tensor(2.0))
         self.register_buffer("count", torch.tensor(3))
+        self.register_buffer("kept", torch.arange(24) % 3 > 0)
 
     def forward(self, x):
         steps = self.count.item() + torch.arange(2).tolist()[1] + x.shape[0]
-        return self.b(torch.relu(self.a(x.flatten(1) * self.scale.item()))) / steps
+        h = torch.relu(self.a(x.flatten(1) * self.scale.item()))[:, self.kept]
+        h = torch.where(h > 1, h, h / 2).masked_fill(h > 3, 0.0)  # masks that decide no shape
+        early, late = h[:, torch.arange(16)].tensor_split(2, dim=1)
+        return self.b(torch.cat([early, late], 1)) / steps
 
 
 def test_reads_that_do_not_depend_on_the_input_change_nothing():
     units = Units(Harmless(), torch.randn(2, 1, 4, 4))
     assert units.reads == []
     gates = torch.ones(units.count)
-    gates[units.layers["a"].start] = 0
+    gates[units.layers["a"].start + 1] = 0  # the first that is kept
     assert units.weight_masks(gates)["b.weight"][:, 0].eq(0).all()
 
 
