@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hatrack.files import tensors as tensor_files
 from hatrack.guard.sealing import Sealed
@@ -59,7 +59,8 @@ def check_load(method: Gated, tasks: Mapping[str, Finished], state: Mapping[str,
     """Raise an error that names the task if one would change by loading a state into the backbone, which must be bare."""
     trunk = method.net.trunk
     own = {**dict(trunk.named_parameters()), **dict(trunk.named_buffers())}
-    fits = {name: value.to(own[name]) for name, value in state.items() if name in own and own[name].shape == value.shape}
+    given = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
+    fits = {name: _in_place_of(own[name], value) for name, value in given.items()}
     with exchanged(trunk, fits):
         for name, task in tasks.items():
             task.sealed.restore()  # the same call may have loaded them a moment ago, if they come before the backbone
@@ -68,6 +69,12 @@ def check_load(method: Gated, tasks: Mapping[str, Finished], state: Mapping[str,
                     f"load_state_dict would change weights that the task {name!r} uses: load a state, such as the best of a "
                     f"task, within its block `with guard.learn(name, ...)`; hr.load_guard loads all that was learned"
                 )
+
+
+def _in_place_of(own: Tensor, value: Tensor) -> Tensor:
+    """Return a value as a tensor of the backbone would have it: a parameter if that is one, which PMASK asks for."""
+    value = value.detach().to(own)
+    return nn.Parameter(value, requires_grad=False) if isinstance(own, nn.Parameter) else value
 
 
 @torch.no_grad()

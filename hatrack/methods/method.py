@@ -24,6 +24,7 @@ from hatrack.methods.growth.grow import grow, replay, room_for
 from hatrack.methods.growth.growth import Growth
 from hatrack.methods.guarantees import Bits, Probes, transaction
 from hatrack.methods.hidden_state import HiddenState
+from hatrack.methods.loading import unchanged_by_failed_load
 from hatrack.methods.modes import with_gradients, without_autocast_cache
 from hatrack.methods.overrides import check_overrides
 from hatrack.methods.ownership import check_owner, claim
@@ -125,6 +126,11 @@ class Method(TrainedMethod):
         if (own := getattr(state, "_metadata", {}).get(prefix[:-1])) is not None:
             own["learned"] = notes(self)
         return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Take over a state. If it does not fit, torch's RuntimeError is raised and the method is as it was."""
+        with unchanged_by_failed_load(self):
+            return super().load_state_dict(state_dict, strict, assign)
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any, **keywords: Any

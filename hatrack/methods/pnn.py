@@ -5,7 +5,6 @@ details are those of the HAT authors' code (https://arxiv.org/abs/1801.01423). D
 columns; the lateral connections into the outputs, which that code has but never uses, are left out.
 """
 
-from collections.abc import Mapping
 from itertools import islice
 from typing import Annotated, Any, Literal, Self
 
@@ -146,14 +145,15 @@ class PNN(Method):
         self.columns.append(column.to(self.net.example))
         self.features = x.shape[1]
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **keywords: Any) -> None:
         """Make as many columns as the state has, then load it. (If tasks were learned again, there are more columns than
         tasks.)"""
-        numbers = {key.split(".")[1] for key in state_dict if key.startswith("columns.")}
+        first = f"{prefix}columns."
+        numbers = {key.removeprefix(first).split(".")[0] for key in state_dict if key.startswith(first)}
         while len(self.columns) < len(numbers):
             self._add_column()
         del self.columns[max(len(numbers), len(self.heads)) :]
-        return super().load_state_dict(state_dict, strict, assign)
+        super()._load_from_state_dict(state_dict, prefix, *args, **keywords)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; only the column that is being learned has dropout, not the finished ones that it reads."""

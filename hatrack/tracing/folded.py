@@ -6,7 +6,6 @@ differently, so that a Trainer, whose records stay the same, and finished tasks,
 """
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -47,14 +46,11 @@ class LastPass:
         self.written: set[Key] = set()
 
     def look(self, trunk: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-        """Find the names anew."""
-        self.names = tensor_names(trunk) | {id(tensor): name for name, tensor in tensors.items()}
-        self.tensors = [*trunk.parameters(), *trunk.buffers(), *tensors.values()]
-
-    def knows(self, trunk: nn.Module, places: Places) -> bool:
-        """Return whether the names are known, also of parameters with gates of their own that were replaced since."""
-        own = [name for (name, number), gate in places.gates.items() if number == 0 and isinstance(gate, Gate)]
-        return bool(self.names) and all(id(attrgetter(name)(trunk)) in self.names for name in own)
+        """Find the names, before the pass begins: within it the trunk may exchange tensors for a while, as
+        `torch.func.functional_call` does, and what it exchanges has no name."""
+        names = tensor_names(trunk) | {id(tensor): name for name, tensor in tensors.items()}
+        if names != self.names:
+            self.names, self.tensors = names, [*trunk.parameters(), *trunk.buffers(), *tensors.values()]
 
     def end_step(self) -> None:
         """Let the next passes fold together what the last one called."""
@@ -104,9 +100,8 @@ class FoldedGates(ApplyGates):
         layers: Sequence[slice],
         last: LastPass,
     ) -> None:
-        self.left, self.trunk, self.tensors, self.looked = last, trunk, tensors, not last.knows(trunk, places)
-        if self.looked:
-            last.look(trunk, tensors)
+        self.left = last
+        last.look(trunk, tensors)
         super().__init__(last.names, places, gates, layers, training=trunk.training)
         self.called: Norms = {}
         self.versions = {} if last.norms else {id(t): count_writes(t) for t in last.tensors}  # before the first step
@@ -114,13 +109,6 @@ class FoldedGates(ApplyGates):
         gates_of = {key: gate for key in expected if isinstance(gate := places.gates[key], Gate)}
         folds = [Fold(key, *expected[key], self.values(gate)) for key, gate in gates_of.items()]
         self.folded = {fold.key: (fold, *pair) for fold, pair in zip(folds, _fold_together(folds), strict=True)}
-
-    def name_of(self, tensors: list[Any]) -> str | None:
-        """Return the name of the first of these tensors that is the trunk's, which may have got another since; or None."""
-        if tensors and id(tensors[0]) not in self.names and not self.looked:
-            self.left.look(self.trunk, self.tensors)
-            self.names, self.looked = self.left.names, True
-        return super().name_of(tensors)
 
     def call(self, found: Key, gate: Gate | None, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function and apply the gate to its result, or to what a norm is given."""

@@ -283,3 +283,24 @@ def test_accuracy_on_images_is_that_of_the_trainer(name):
             right = head(backbone(task.test.inputs(torch.arange(len(task.test))))).argmax(1) == task.test.y
         assert right.float().mean() > other - 0.03
         assert other > 0.9
+
+
+class Scaled(nn.Module):
+    """A layer that is called with a computed weight in place of its own."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.last = nn.Linear(16, width), nn.Linear(width, WIDTH)
+
+    def forward(self, x):
+        h = torch.func.functional_call(self.first, {"weight": self.first.weight * 1.5}, (x.flatten(1),))
+        return self.last(h.relu())
+
+
+@pytest.mark.parametrize("width", [16, 24])  # with the first the wrong gates would fit the layer
+@pytest.mark.parametrize("name", ["hat", "pmask"])
+def test_a_trunk_that_calls_a_layer_with_another_weight(name, width):
+    loop = make_loop(Scaled(width), method=name)
+    for number, task in enumerate("abc"):
+        loop.learn(task, number)
+        assert loop.changed() == []

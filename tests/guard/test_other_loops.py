@@ -140,9 +140,10 @@ def test_a_step_that_calls_the_step_of_its_base_class():
 # States that are loaded outside of a block
 
 
-def test_a_state_that_would_change_a_finished_task_is_refused():
+@pytest.mark.parametrize("method", ["hat", "pmask"])
+def test_a_state_that_would_change_a_finished_task_is_refused(method):
     """As a library that loads the best state of a task after its block."""
-    loop = make_loop("cnn")
+    loop = make_loop("cnn", method=method)
     batches = loop.batches(0)
     with loop.guard.learn("a", steps=4, own=[loop.heads["a"]], settle=batches):
         loop.train("a", batches)
@@ -156,10 +157,15 @@ def test_a_state_that_would_change_a_finished_task_is_refused():
             module.load_state_dict(given)
         assert "\n" not in str(error.value)
     assert loop.changed() == []
+    loop.backbone.load_state_dict(copy.deepcopy(loop.backbone.state_dict()))  # its own state
+    assert loop.changed() == []
+    loop.learn("b")
+    assert loop.changed() == []
 
 
-def test_weights_that_no_task_uses_may_be_loaded():
-    loop = make_loop("mlp")
+@pytest.mark.parametrize("method", ["hat", "pmask"])
+def test_weights_that_no_task_uses_may_be_loaded(method):
+    loop = make_loop("mlp", method=method)
     loop.learn("a")
     mask = loop.guard.method.weight_masks(1)["1.weight"]
     assert not mask.all()

@@ -210,3 +210,24 @@ def test_a_state_that_fits_already_leaves_all_modules(name):
     modules = [*method.modules()]
     method.load_state_dict(method.state_dict())
     assert all(one is two for one, two in zip(modules, method.modules(), strict=True))
+
+
+@both
+def test_a_state_that_does_not_fit_leaves_the_width_as_it_was(name):
+    tasks = toy_tasks(3, shape=SHAPE)
+    one, two = (make(name, tasks, "norms") for _ in range(2))
+    for method in (one, two):
+        method.learn(tasks[0], trainer())
+    one.learn(tasks[1], trainer())
+    one.grow(0.5)
+    two.learn(tasks[2], trainer())
+    before, modules = {task: answers(two, task) for task in (0, 2)}, [*two.modules()]
+    state = one.state_dict()
+    del state["net.heads.2.bias"]
+    with pytest.raises(RuntimeError, match="Missing key"):
+        two.load_state_dict(state)
+    assert two.history == {0: "toy 0", 2: "toy 2"}
+    assert [*two.modules()] == modules
+    assert_answers(two, before)
+    two.grow(0.5)
+    assert_answers(two, before)

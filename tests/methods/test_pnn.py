@@ -248,8 +248,15 @@ def test_a_state_with_more_or_fewer_columns_can_be_loaded():
     twin.load_state_dict(method.state_dict())
     for task in tasks:
         assert torch.equal(logits(twin, task), logits(method, task))
+    with pytest.raises(RuntimeError, match="Missing key"):
+        twin.load_state_dict({key: value for key, value in early.items() if "heads" not in key})
+    assert len(twin.columns) == 3
     twin.load_state_dict(early)
     assert len(twin.columns) == 2
+    around = torch.nn.ModuleDict({"pnn": twin})
+    around.load_state_dict({f"pnn.{key}": value for key, value in method.state_dict().items()})
+    assert len(twin.columns) == 3
+    twin.load_state_dict(early)
     with pytest.raises(RuntimeError, match="Missing key"):
         twin.load_state_dict({})
     learn(twin, tasks[:1], trainer(epochs=1))

@@ -211,6 +211,70 @@ def test_a_plain_dictionary_of_tensors_leaves_the_list_as_it_is():
     assert two.history == {}
 
 
+def everything(method):
+    """All that a load may change: the notes of finished tasks, and every tensor and module."""
+    state = method.state_dict()
+    tensors = {name: value.clone() for name, value in [*state.items(), *method.named_buffers()]}
+    objects = [id(part) for part in (*method.modules(), *method.parameters(), *method.buffers())]
+    return copy.deepcopy(state._metadata[""]["learned"]), tensors, objects
+
+
+@every_method
+@pytest.mark.parametrize("how", [{}, {"strict": False}, {"assign": True}])
+def test_a_state_that_does_not_fit_leaves_the_method_as_it_was(name, how):
+    """That of an earlier month, with fewer tasks: it would take the last one off the list, and part of its values."""
+    tasks = toy_tasks(3)
+    one, two = make(name, tasks, known=2), make(name, tasks, known=3)
+    learn(one, tasks[:1])
+    learn(two, tasks[:2])
+    state = {**copy.deepcopy(one.state_dict()), "net.heads.0.weight": torch.zeros(2, 2)}
+    early = type(one.state_dict())(state)
+    early._metadata = copy.deepcopy(one.state_dict()._metadata)
+    answers, before = [logits(two, task) for task in tasks[:2]], everything(two)
+    with pytest.raises(RuntimeError, match="Error"):
+        two.load_state_dict(early, **how)
+    after = everything(two)
+    assert after[0] == before[0]
+    assert after[2] == before[2]
+    assert after[1].keys() == before[1].keys()
+    assert all(torch.equal(value, before[1][key]) for key, value in after[1].items())
+    assert all(torch.equal(logits(two, task), then) for task, then in zip(tasks, answers, strict=False))
+
+
+@pytest.mark.parametrize("name", ["hat", "pmask", "packnet"])
+def test_a_task_outlives_a_failed_load_and_the_task_after_it(name):
+    tasks = toy_tasks(3)
+    method = make(name, tasks, known=1)
+    learn(method, tasks[:1])
+    early = copy.deepcopy(method.state_dict())
+    method.net.add_task(tasks[1].classes)
+    learn(method, tasks[1:2])
+    answers = [logits(method, task) for task in tasks[:2]]
+    with pytest.raises(RuntimeError, match="Missing key"):
+        method.load_state_dict(early)
+    method.net.add_task(tasks[2].classes)
+    learn(method, tasks[2:])
+    assert all(torch.equal(logits(method, task), then) for task, then in zip(tasks, answers, strict=False))
+
+
+def test_a_failed_load_leaves_what_a_trunk_keeps_as_a_plain_attribute():
+    class Counting(Average):
+        def get_extra_state(self):
+            return torch.tensor(self.calls)
+
+        def set_extra_state(self, state):
+            self.calls, self.mean = int(state), self.mean + 1
+
+    tasks = toy_tasks(1)
+    method = METHODS["sgd"](Network(Counting(), tasks=tasks))
+    learn(method, tasks)
+    calls, mean = method.net.trunk.calls, method.net.trunk.mean.clone()
+    with pytest.raises(RuntimeError, match="Missing key"):
+        method.load_state_dict({"net.trunk._extra_state": torch.tensor(3)})
+    assert method.net.trunk.calls == calls > 3
+    assert torch.equal(method.net.trunk.mean, mean)
+
+
 # One network, one method
 
 

@@ -113,6 +113,31 @@ def test_other_tensors_in_place_of_those_of_the_last_pass():
     assert torch.allclose(units.run_folded(x, gates, {}, last), units.run(x, gates), rtol=1e-10)
 
 
+class Scaled(nn.Module):
+    """Layers that are called with a computed weight in place of their own, which has its name for as long as the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.func.functional_call(self.conv, {"weight": 1.5 * self.conv.weight}, (x,))
+        scaled = torch.func.functional_call(self.norm, {"weight": 1.5 * self.norm.weight}, (x,))
+        return torch.relu(self.last(torch.relu(scaled).mean((2, 3))))
+
+
+def test_tensors_that_the_trunk_exchanges_within_a_pass():
+    units, x, gates = setup(Scaled())
+    last = LastPass()
+    plain = units.run(x, gates)
+    expected = gradients(plain, gates, units.trunk)
+    for _ in range(3):
+        features = units.run_folded(x, gates, {}, last)
+        assert torch.allclose(features, plain, rtol=1e-10, atol=1e-10)
+        assert alike(gradients(features, gates, units.trunk), expected)
+        last.end_step()
+
+
 class Odd(nn.Module):
     """A norm that is called twice, one whose result has two readers, one over a dimension as long as its channels are many,
     scales that two norms share, channels without variance, and a scale that the forward pass itself keeps in a range."""
