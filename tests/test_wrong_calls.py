@@ -60,6 +60,10 @@ def learned():
     return method
 
 
+def compared(own: hr.HAT, **wrong: Any) -> Any:
+    return hr.compare_certificates(**{"old": own.certificate(), "new": own.certificate(), **wrong})
+
+
 def odd_images() -> list[Any]:
     ragged, objects = [[1], [2, 3]], np.array([object()] * 20)
     return [None, "x", [], X[:3], X[0], np.zeros((20, 0)), X.astype("U"), X * NAN, X.astype(complex), ragged, objects]
@@ -115,6 +119,7 @@ CALLS: dict[str, Call] = {
     "HAT": (lambda **wrong: hr.HAT(**{"net": network(), **wrong}), {
         "net": (None, "x", trunk(), TASKS), "smax": (None, "x", -1, NAN, [], 1e39), "c": ("x", None),
     }),
+    "capacity": (hr.capacity, {"method": (None, "x", 3, trunk(), TASKS)}),
     "METHODS.find": (hr.METHODS.find, {"name": ("x", None, 3, "", [])}),
 }  # fmt: skip
 LEARNED: dict[str, Call] = {
@@ -129,10 +134,16 @@ LEARNED: dict[str, Call] = {
     "extract": (lambda own, **wrong: own.extract(**{"task": 0, **wrong}), {
         "task": (None, "x", -1, 5, 1.5, TASKS[0]), "raw": ("x", [], IMAGES[:, :, :2], {}, object()),
     }),
+    "release": (lambda own, **wrong: own.release(**{"task": 0, **wrong}), {
+        "task": (None, "x", -1, 5, 1.5, True), "erase": (None, "yes", "no", 1, 0),
+    }),
     "evaluate": (lambda own, **wrong: hr.evaluate(**{"method": own, "split": TASKS[0].test, **wrong}), {
         "method": (None, "x"), "split": (None, "x", TASKS[0], IMAGES),
     }),
     "save": (lambda own, **wrong: hr.save(**{"method": own, "path": "z", **wrong}), {"method": (None, "x", trunk())}),
+    "compare_certificates": (compared, {
+        "old": (None, "x", 3, {}, {"tasks": 3}, {"tasks": [3]}, {"tasks": [{"number": 0}]}), "new": (None, {}, []),
+    }),
     "load": (lambda own, **wrong: (hr.save(own, "z"), hr.load(**{"path": "z", "trunk": trunk(), **wrong})), {
         "path": ("", "nope", ".", "/dev/null"), "trunk": (nn.Identity(),), "method": ("hat", 3, hr.EWC),
     }),

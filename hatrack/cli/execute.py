@@ -100,10 +100,19 @@ def run(
                 notes[spec.name] = taken.note
     for line in (line for taken in found.values() for line in taken.lines):
         say(line)
+    warn_of_random_trunk(runs[0])
     if dry_run:
         show_costs(runs, out, again)
     else:
         carry_out(runs, out, again, notes=notes, **how)
+
+
+def warn_of_random_trunk(spec: Run) -> None:
+    """Warn if no task changes the trunk of a run, although nothing has trained it."""
+    if spec.trunk == "frozen" and not (spec.weights or spec.pretrain):
+        given = f"--adapters {spec.adapters}" if spec.adapters else "--trunk frozen"
+        said = f"{given} keeps the trunk at its random weights: --weights FILE or --pretrain SET gives it trained ones"
+        warnings.warn(said, stacklevel=2)
 
 
 def own_options(names: Sequence[str], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -59,7 +59,7 @@ def reproduce(
         raise ValueError(f"--gpus {gpus} goes with --missing, which tells what runs would cost; --ask gpus= asks for GPUs")
     if missing and page:
         raise ValueError("--missing and --page exclude each other")
-    out = out / "quick" if quick else out
+    given, out = str(out), out / "quick" if quick else out
     recipes = [_chosen(name, quick) for name in names]
     chosen = _names(methods)
     parts = {recipe.name: _of_methods(_with_seeds(parts, seeds), chosen) for recipe, parts in _named(recipes, _names(only))}
@@ -81,13 +81,13 @@ def reproduce(
         try:
             problems = carry_out(everything, out, precision, **how)
         except Stopped as error:
-            _write_pages(recipes, out, quick)
+            _write_pages(recipes, out, given, quick)
             raise Interrupted(str(error)) from error
     writable(out)  # an error now if nothing can be written there
     records = read_records(out)
     for part in (part for recipe in recipes for part in parts[recipe.name] if not page and not chosen):
         _show(part, records)
-    _write_pages(recipes, out, quick)
+    _write_pages(recipes, out, given, quick)
     if problems:
         raise ValueError("\n".join(problems))
 
@@ -123,10 +123,10 @@ def _with_seeds(parts: list[Part], seeds: str | None) -> list[Part]:
     return [part.with_seeds(tuple(parse_seeds(seeds))) for part in parts] if seeds is not None else parts
 
 
-def _write_pages(recipes: Sequence[Recipe], out: Path, small: bool) -> None:
-    records = read_records(out)
+def _write_pages(recipes: Sequence[Recipe], out: Path, given: str, small: bool) -> None:
+    records, notice = read_records(out), quick_version.NOTICE if small else ""
     for recipe in recipes:
-        say(f"{recipe.name}: the page is {write_page(recipe, records, out, quick_version.NOTICE if small else '')}")
+        say(f"{recipe.name}: the page is {write_page(recipe, records, out, notice, given)}")
 
 
 def _show(part: Part, records: Records) -> None:

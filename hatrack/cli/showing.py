@@ -72,7 +72,10 @@ def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator
 
 
 def _matrix(record: Record, most: int) -> tuple[str, Table]:
-    """Return the matrix of accuracies and its title; of a wider one than `most` columns the diagonal and the last row."""
+    """Return the matrix of accuracies and its title; of a wider one than `most` columns the diagonal and the last row.
+
+    Tasks have the numbers that `hatrack inspect` and `--task` give them, from 0.
+    """
     count = len(record.tasks)
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("task", no_wrap=True, overflow="ellipsis", max_width=FIRST)
@@ -81,13 +84,13 @@ def _matrix(record: Record, most: int) -> tuple[str, Table]:
         table.add_column("end", justify="right")
         for k, task in enumerate(record.tasks):
             shares = _texts(task, [record.accuracy[k][k], record.accuracy[-1][k]])
-            table.add_row(Text(visible(f"{k + 1} {task.name}")), *shares)
+            table.add_row(Text(visible(f"{k} {task.name}")), *shares)
         return f"{_score(record)}, when a task was learned and at the end", table
     for k in range(count):
-        table.add_column(str(k + 1), justify="right", min_width=5)
+        table.add_column(str(k), justify="right", min_width=5)
     table.add_row("before", *_row(record, record.before), style="dim")
     for k, task in enumerate(record.tasks):
-        table.add_row(Text(visible(f"{k + 1} {task.name}")), *_row(record, record.accuracy[k]))
+        table.add_row(Text(visible(f"{k} {task.name}")), *_row(record, record.accuracy[k]))
     return f"{_score(record)}: a row per task learned, a column per task tested", table
 
 

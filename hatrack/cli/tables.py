@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hatrack.experiments.records import records
 from hatrack.files.atomic import write
-from hatrack.reporting.budget import parse_budget, within_budget
+from hatrack.reporting.budget import limits_of, within_budget
 from hatrack.reporting.export import Format, export
 from hatrack.reporting.tables import settings
 from hatrack.text import say
@@ -13,7 +13,7 @@ from hatrack.text import say
 
 def table(folder: Path, form: Format, out: Path | None, budget: str | None, budget_of: str) -> None:
     """Print or write the tables of the records in a folder. Methods outside the budget are named on standard error."""
-    limits = parse_budget(budget, budget_of) if budget else None
+    limits = limits_of(budget, budget_of)
     found = [within_budget(one, limits) if limits else one for one in settings(records(folder))]
     for line in (line for one in found for line in one.left_out):
         say(line, sys.stderr)

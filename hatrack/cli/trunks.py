@@ -4,6 +4,7 @@ from pathlib import Path
 
 from torch import nn
 
+from hatrack.experiments.record import Record
 from hatrack.methods import METHODS
 from hatrack.methods.method import Method
 from hatrack.registry import load_own
@@ -22,11 +23,24 @@ def load_model(path: Path, trunk: str, method: str) -> Method:
     try:
         return load(path, made, method=kind)
     except ValueError as error:
+        if path.suffix == ".json" and _is_record(path):
+            kept = path.with_suffix(".safetensors")
+            there = f"its model is {kept}" if kept.exists() else "hatrack run ... --keep-model keeps the model beside it"
+            raise ValueError(f"{path} is a record, not a model: {there}") from None
         if made is None and "how its trunk is built" in str(error):
             raise ValueError(f"{path} does not say how its trunk is built: --trunk MODULE:FUNCTION does") from None
         if kind is None and "not a method of this package" in str(error):
             raise ValueError(f"{path} holds a method of your own: --method MODULE:CLASS names it") from None
         raise
+
+
+def _is_record(path: Path) -> bool:
+    """Return whether a file is a record."""
+    try:
+        Record.load(path)
+    except ValueError:
+        return False
+    return True
 
 
 def own_trunk(place: str) -> nn.Module | None:

@@ -2,7 +2,7 @@
 
 from typing import Any, get_args, get_origin
 
-from hatrack.options import Parameter, check_value, shown, wanted
+from hatrack.options import LARGEST_WHOLE, Parameter, check_value, shown, wanted
 
 DEVICES = ("auto", "cpu", "cuda")
 MANY = 10_000  # seeds of one range
@@ -60,6 +60,8 @@ def parse_seeds(text: str) -> list[int]:
     if not seeds:
         expected = f"a range such as 0-4 (of {MANY:,} at most) or a list such as 0,3,7"
         raise ValueError(f"--seeds must be {expected}, not {shown(text)}")
+    if max(seeds) > LARGEST_WHOLE:
+        raise ValueError(f"--seeds must be at most {LARGEST_WHOLE}, not {shown(text)}")
     return list(dict.fromkeys(seeds))
 
 

@@ -14,7 +14,7 @@ from hatrack.experiments.record import clean, name_of
 from hatrack.files.atomic import file_digest
 from hatrack.methods import METHODS
 from hatrack.networks import NETWORKS, Init
-from hatrack.options import Option, check, choose, complete, expect, without_added_defaults
+from hatrack.options import LARGEST_WHOLE, Option, check, choose, complete, expect, shown, without_added_defaults
 from hatrack.regime import Regime
 from hatrack.registry import Registry, Scenario, source_digest, undefined
 
@@ -99,8 +99,8 @@ class Run:
     method_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if type(self.seed) is not int or not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed must be a whole number from 0, not {self.seed!r}")
+        if type(self.seed) is not int or not 0 <= self.seed <= LARGEST_WHOLE:
+            raise ValueError(f"seed must be a whole number from 0 to {LARGEST_WHOLE}, not {shown(self.seed)}")
         check(Run, vars(self))
         expect("regime", self.regime, Regime, "a Regime, such as Regime(epochs=20)")
         expect("network", self.network, str, "a name; '' for the benchmark's own")

@@ -10,6 +10,7 @@ from hatrack.inspection.layers import layer_titles, title_of
 from hatrack.methods.fit import FitResult
 from hatrack.methods.method import Method
 from hatrack.methods.parts.reuse import overlaps
+from hatrack.options import expect
 
 
 @torch.no_grad()
@@ -29,6 +30,7 @@ def capacity(method: Method) -> Capacity:
         >>> [layer.title for layer in found.layers], 0 < found.free < 1
         (['linear 1, 50 units'], True)
     """
+    expect("method", method, Method, "a Method, such as HAT(network)")
     masks = [method.weight_masks(task) for task in method.history]
     names = list(method.history.values())
     chosen = [name for name, mask in masks[0].items() if mask.dim() > 1] if masks else []

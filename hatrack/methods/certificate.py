@@ -38,6 +38,7 @@ TASK = schema.fields(
     },
     {"target": schema.table(lambda *_: None)},  # certificates of version 0.1 have none
 )
+TASKS = schema.fields({"tasks": schema.items(TASK)}, {"versions": schema.table(schema.text)})  # what a comparison reads
 FIELDS = schema.fields({
     "kind": schema.text,
     "format": schema.number(1, 2**31, whole=True),
@@ -186,6 +187,9 @@ def compare_certificates(new: Mapping[str, Any], old: Mapping[str, Any]) -> Comp
     Returns:
         The names of the tasks that are the same, changed, missing and added.
 
+    Raises:
+        ValueError: one of them is no certificate.
+
     Example:
         >>> method = hr.HAT(hr.Network(trunk, tasks=tasks))
         >>> result = method.learn(tasks[0], hr.Trainer(hr.Regime(epochs=2)))
@@ -194,6 +198,8 @@ def compare_certificates(new: Mapping[str, Any], old: Mapping[str, Any]) -> Comp
         >>> hr.compare_certificates(method.certificate(), before)
         Comparison(same=['digits'], changed=[], missing=[], added=['signs'])
     """
+    _check_tasks("new", new)
+    _check_tasks("old", old)
     now = {(task["number"], task["name"]): task for task in new["tasks"]}
     then = {(task["number"], task["name"]): task for task in old["tasks"]}
     result = Comparison(added=[key[1] for key in now if key not in then])
@@ -204,6 +210,14 @@ def compare_certificates(new: Mapping[str, Any], old: Mapping[str, Any]) -> Comp
         place = result.missing if key not in now else result.same if _same(now[key], before, share) else result.changed
         place.append(key[1])
     return result
+
+
+def _check_tasks(which: str, found: Any) -> None:
+    """Raise a ValueError in one line if this has no tasks as a certificate has them."""
+    try:
+        TASKS("", found)
+    except ValueError as error:
+        raise ValueError(f"the {which} certificate is none, method.certificate() returns one: {error}") from None
 
 
 def _same(now: Mapping[str, Any], then: Mapping[str, Any], share: float) -> bool:

@@ -20,6 +20,7 @@ from hatrack.methods.parts.task_norms import TaskNorms, own_tensors
 from hatrack.methods.parts.usage import warn_if_full
 from hatrack.methods.parts.used_tensors import used_of_network
 from hatrack.methods.parts.vectors import pieces, values
+from hatrack.methods.release import check_release
 from hatrack.methods.serving import ServedNetwork, ServedTask
 from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.heads import grouped
@@ -243,8 +244,7 @@ class PackNet(Method):
             erase: also give new values to all weights that no remaining task uses: 0, as pruned weights have; random ones
                 if no task remains. A warning names what may hold traces of the task; docs/releasing.md has the rules.
         """
-        if not 0 <= task < len(self.turns) or not self.turns[task]:
-            raise ValueError(f"task {task} is not learned, so it has nothing to release")
+        check_release(self, task, self.turns, erase)
         if erase:
             alone = len(self.history) == 1
             warn_of_traces(

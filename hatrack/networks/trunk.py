@@ -42,7 +42,8 @@ def check_precision(trunk: nn.Module, images: Tensor, what: str, *, tokens: bool
     kinds = {p.dtype for p in trunk.parameters() if p.is_floating_point()}
     if kinds and images.dtype not in kinds and not (tokens and images.dtype == torch.int64):
         seen, own = (str(kind).removeprefix("torch.") for kind in (images.dtype, min(kinds, key=str)))
-        raise ValueError(f"{what}: images are {seen}, but the trunk's weights {own}; trunk.float() makes them float32")
+        wrong = "images" if torch.float32 in kinds else "trunk"
+        raise ValueError(f"{what}: images are {seen}, but the trunk's weights {own}; {wrong}.float() makes them float32")
 
 
 def count_features(trunk: nn.Module, example: Tensor) -> int:

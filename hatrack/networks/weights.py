@@ -18,6 +18,7 @@ from hatrack.networks.foreign import ForeignTrunk
 
 SAVED = "state.net.trunk."  # the prefix of the trunk's tensors in a file of `hatrack.save`
 WRAPPED = ("state_dict", "model", "model_state_dict")  # keys under which training scripts keep a state_dict
+WRITTEN = (b"PK", b"\x80")  # how files of torch.save begin, and those of its form before torch 1.6
 INNER = "model."  # the prefix of a trunk's tensors in `foreign.ForeignTrunk`
 
 
@@ -79,6 +80,9 @@ def _from_torch(path: Path, data: bytes) -> dict[str, Tensor]:
     try:
         state: Any = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # bytes that are no pickle may raise anything
+        if not data.startswith(WRITTEN):
+            said = "torch.save did not write it, and its name does not end in .safetensors"
+            raise ValueError(f"{path} holds no state_dict: {said}") from None
         said = f"{type(error).__name__}: {error}".split("\n")[0][:120]
         raise ValueError(f"{path} holds no state_dict of plain tensors ({said})") from None
     for key in WRAPPED:

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ CLASSES = {
     "lower": "differs",
     NOT_RUN: "open",
 }  # of cells, by what stands in them
+DEFAULT, PUBLISHED_IN = "reproduce", "docs/results"  # folders of pages: that of the command, and that of this project
 PUBLISHED = ": published"  # ends the head of the first of four columns about one quantity
 ENGINES = {"auto": "engine not recorded", "none": "nothing trained"}  # older records have the choice, not the engine
 HOLDS = {True: "holds", False: "does not hold"}
@@ -57,7 +59,7 @@ class Section:
     looks: dict[str, Look]  # of the rows by their labels, as in the figures
 
 
-def write_page(recipe: Recipe, records: Records, out: Path, notice: str = "") -> Path:
+def write_page(recipe: Recipe, records: Records, out: Path, notice: str = "", folder: str = PUBLISHED_IN) -> Path:
     """Write NAME.html, NAME.md, NAME.csv and their figures.
 
     Args:
@@ -65,6 +67,7 @@ def write_page(recipe: Recipe, records: Records, out: Path, notice: str = "") ->
         records: all records that there are.
         out: the folder of the pages.
         notice: a caution for the top of the page of the quick version.
+        folder: what the commands on the page give as `--out`.
 
     Returns:
         The path of the HTML page.
@@ -73,10 +76,10 @@ def write_page(recipe: Recipe, records: Records, out: Path, notice: str = "") ->
     figures = writable(out / "figures")
     for _, drawing in (pair for section in sections for pair in section.drawings):
         write(figures / f"{drawing.name}.png", drawing.png)
-    values = _values(recipe, sections, notice)
+    values = _values(recipe, sections, notice, folder)
     more = {"classes": CLASSES, "count": count_verdicts(sections), "groups": head_groups}
     write(out / f"{recipe.name}.html", plain_page("recipe.html", TEMPLATES, **values, **more))
-    for name, text in _texts(recipe, records, sections, notice).items():
+    for name, text in _texts(recipe, records, sections, notice, folder).items():
         write(out / name, text)
     return out / f"{recipe.name}.html"
 
@@ -84,19 +87,21 @@ def write_page(recipe: Recipe, records: Records, out: Path, notice: str = "") ->
 def page_texts(recipe: Recipe, records: Records) -> dict[str, str]:
     """Return NAME.md and NAME.csv by the names of the files, without rendering their figures."""
     sections = [_section(recipe, part, records, rendered=False) for part in recipe.parts]
-    return _texts(recipe, records, sections, "")
+    return _texts(recipe, records, sections, "", PUBLISHED_IN)
 
 
-def _values(recipe: Recipe, sections: Sequence[Section], notice: str) -> dict[str, Any]:
+def _values(recipe: Recipe, sections: Sequence[Section], notice: str, folder: str) -> dict[str, Any]:
     """Return what the templates of a page have in common."""
     command = f"hatrack reproduce {recipe.name}" + (" --quick" if notice else "")
+    place = f" --out {shlex.quote(folder)}"
+    renew, command = f"{command} --page{place}", command + ("" if folder in (DEFAULT, PUBLISHED_IN) else place)
     paper = re.sub(r"(https?://\S*\w)", r"<\1>", recipe.paper)  # a link in Markdown
     given = {"recipe": recipe, "paper": paper, "sections": sections}
-    return given | {"notice": notice, "rules": RULES, "command": command}
+    return given | {"notice": notice, "rules": RULES, "command": command, "renew": renew}
 
 
-def _texts(recipe: Recipe, records: Records, sections: Sequence[Section], notice: str) -> dict[str, str]:
-    markdown = templates(TEMPLATES).get_template("recipe.md").render(_values(recipe, sections, notice))
+def _texts(recipe: Recipe, records: Records, sections: Sequence[Section], notice: str, folder: str) -> dict[str, str]:
+    markdown = templates(TEMPLATES).get_template("recipe.md").render(_values(recipe, sections, notice, folder))
     return {f"{recipe.name}.md": markdown, f"{recipe.name}.csv": csv_text(recipe, records)}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from hatrack.methods import METHODS
 from hatrack.options import choose, shown
 from hatrack.reporting.measures import MEASURES
 from hatrack.reporting.tables import Row, Setting, ranking
@@ -22,6 +23,15 @@ class Budget(NamedTuple):
 
     limits: Mapping[str, float]
     base: str = "sgd"
+
+
+def limits_of(text: str | None, base: str) -> Budget | None:
+    """Return the budget of a text, see `parse_budget`; None without one. The name of the base is checked in both cases."""
+    if ":" not in base:  # a method of the user's own
+        METHODS.about(base)
+    if not text and base != Budget._field_defaults["base"]:
+        raise ValueError(f"budget_of is {base!r}, but there is no budget, such as bytes=1.5x")
+    return parse_budget(text, base) if text else None
 
 
 def parse_budget(text: str, base: str = "sgd") -> Budget:

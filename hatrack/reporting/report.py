@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from hatrack.experiments.records import records
 from hatrack.files.atomic import writable, write
-from hatrack.reporting.budget import parse_budget, within_budget
+from hatrack.reporting.budget import limits_of, within_budget
 from hatrack.reporting.by_task import by_task_csv
 from hatrack.reporting.collect import collect_settings
 from hatrack.reporting.page import render_page
@@ -43,7 +43,7 @@ def report(folder: Path | str, out: Path | str | None = None, *, budget: str | N
 
 def read_settings(folder: Path, budget: str | None = None, budget_of: str = "sgd") -> list[Setting]:
     """Read the records of a folder and group them into settings; the arguments are those of `report`."""
-    limits = parse_budget(budget, budget_of) if budget else None
+    limits = limits_of(budget, budget_of)
     return [within_budget(one, limits) if limits else one for one in settings(records(folder))]
 
 

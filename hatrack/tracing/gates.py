@@ -240,11 +240,14 @@ def function_name(func: Any, origin: Key | None) -> str:
     return f"{func.__name__}()" + ("" if origin is None else f" after {origin[0]} (call {origin[1]})")
 
 
+NOT_FOLLOWED = "pmask and packnet, whose masks are of single weights, take such a trunk, but can't widen it"
+
+
 def not_on_example(key: Key) -> ValueError:
     """Return the error for a call that the example did not make."""
     return ValueError(
         f"the trunk calls {key[0]} (call {key[1]}), but it did not when it was traced on the example; "
-        "all inputs must take the same path"
+        f"all inputs must take the same path; {NOT_FOLLOWED}"
     )
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hatrack.seeds import seeded
-from hatrack.tracing.gates import LAYERS, RECURRENT
+from hatrack.tracing.gates import LAYERS, NOT_FOLLOWED, RECURRENT
 from hatrack.tracing.norm_calls import NORMS
 from hatrack.tracing.opened import OPENED
 
@@ -44,7 +44,8 @@ class _NoLayers(TorchFunctionMode):
             func in LAYERS or func in RECURRENT or func in OPENED or func in NORMS
         ) and torch.is_grad_enabled():  # without: the backward pass of an operation of the user's own
             raise ValueError(
-                "the trunk computes layers again in the backward pass (gradient checkpointing), which cannot be traced"
+                "the trunk computes layers again in the backward pass (gradient checkpointing), which cannot be traced; "
+                f"{NOT_FOLLOWED}"
             )
         return func(*args, **(kwargs or {}))
 

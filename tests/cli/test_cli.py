@@ -131,7 +131,7 @@ def test_report_of_a_folder(tmp_path, capsys):
         (["run", "pmnist", "sgd", "--momentum", "0.8"], "does nothing with --optimizer sgd; it is for --optimizer momentum"),
         (["run", "pmnist", "stable-sgd", "--task-lr-decay", "0.5"], "stable-sgd, which has --lr-decay instead"),
         (["run", "pmnist", "sgd", "--gamma", "0.5"], "with --schedule plateau; it is for --schedule step or exp"),
-        (["run", "pmnist", "hat", "--seed", "-1"], "seed must be a whole number from 0, not -1"),
+        (["run", "pmnist", "hat", "--seed", "-1"], "seed must be a whole number from 0 to 2147483647, not -1"),
         (["run", "pmnist", "hat", "--device", "tpu"], "--device must be auto, cpu or cuda, not 'tpu'"),
         (["run", "pmnist", "hat", "--engine", "fast"], "no engine 'fast'"),
         (["run", "pmnist", "hat", "--data", "sample", "--device", "cpu", "--engine", "recorded"], "recorded needs a GPU"),

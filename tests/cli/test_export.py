@@ -13,6 +13,7 @@ from hatrack import HAT, Network, load, save
 from hatrack.__main__ import main
 from hatrack.networks import NETWORKS
 from tests.helpers.learning import learn
+from tests.helpers.records import make
 from tests.helpers.toys import toy_tasks
 
 pytestmark = pytest.mark.filterwarnings("ignore:task .* finds under 5% free")
@@ -51,6 +52,16 @@ def test_the_type_of_the_images_is_told_and_how_to_have_floats(model, tmp_path, 
     last = capsys.readouterr().out.splitlines()[-1]
     assert ("float32" in last) == bool(options)
     assert ("export it with --floats" in last) == (not options)
+
+
+def test_a_record_is_told_from_a_model(tmp_path, capsys):
+    record = make().save(tmp_path)
+    assert main(("export", str(record), "--task", "0")) == 2
+    assert f"{record} is a record, not a model: hatrack run ... --keep-model" in capsys.readouterr().err
+    kept = record.with_suffix(".safetensors")
+    kept.touch()
+    assert main(("export", str(record), "--task", "0")) == 2
+    assert f"its model is {kept}" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -53,8 +53,17 @@ def test_many_tasks_are_shown_by_their_diagonal_and_last_row(tmp_path, capsys, m
     found = make(accuracy=matrix, names=[f"task {k}" for k in range(count)])
     said = shown(found.save(tmp_path), capsys)
     for k in range(count):
-        (line,) = [line for line in said.splitlines() if line.startswith(f" {k + 1} ")]
+        (line,) = [line for line in said.splitlines() if line.startswith(f" {k} ")]
         assert [f"{100 * matrix[k][k]:.1f}", f"{100 * matrix[-1][k]:.1f}"] == line.split()[-2:]
+
+
+def test_tasks_count_from_0_as_everywhere(tmp_path, capsys):
+    lines = shown(make(names=["first", "second"]).save(tmp_path), capsys).splitlines()
+    assert [line.split() for line in lines if line.split()[:1] == ["task"]] == [["task", "0", "1"]]
+    assert [line.split()[:2] for line in lines if line.split()[1:2] in (["first"], ["second"])] == [
+        ["0", "first"],
+        ["1", "second"],
+    ]
 
 
 def test_an_unknown_method_and_missing_numbers(tmp_path, capsys):

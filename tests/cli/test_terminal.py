@@ -120,6 +120,13 @@ def test_ranges_of_seeds_that_are_none(text):
         parse_seeds(text)
 
 
+@pytest.mark.parametrize("text", ["99999999999999999999", "0,2147483648", "2147483640-2147483650"])
+def test_seeds_have_a_limit(text):
+    with pytest.raises(ValueError, match="--seeds must be at most 2147483647, not"):
+        parse_seeds(text)
+    assert parse_seeds("2147483647") == [2**31 - 1]
+
+
 def test_ranges_of_seeds():
     assert parse_seeds("0-2,5,1") == [0, 1, 2, 5]
     assert parse_seeds("7") == [7]

@@ -120,7 +120,7 @@ def test_names_tell_specs_apart():
         ({"method": "htt"}, "no method 'htt'; did you mean 'hat'"),
         ({"benchmark": "pmnits"}, "no benchmark 'pmnits'; did you mean 'pmnist'"),
         ({"network": "alexnt"}, "no network 'alexnt'; did you mean 'alexnet'"),
-        ({"seed": -1}, "seed must be a whole number from 0, not -1"),
+        ({"seed": -1}, "seed must be a whole number from 0 to 2147483647, not -1"),
         ({"method": "hat", "method_options": {"smx": 2}}, "hat has no option 'smx'; did you mean 'smax'"),
         ({"method": "hat", "method_options": {"c": -1.0}}, "c must be at least 0, not -1.0"),
         ({"network_options": {"widths": (0,)}}, "widths must be at least 1, not 0"),

@@ -109,6 +109,7 @@ def test_frozen_features_lose_nothing_and_train_no_trunk(kept):
     assert Run.from_spec(json.loads(json.dumps(small("sgd").spec))) == small("sgd")
 
 
+@pytest.mark.filterwarnings("ignore:.* keeps the trunk at its random weights")
 def test_options_that_contradict_each_other_and_files_that_are_not_there(kept, tmp_path, capsys):
     for words, said in {
         ("--adapter-layers", "2"): "adapter_layers is '2', but there are no adapters",
@@ -124,6 +125,15 @@ def test_options_that_contradict_each_other_and_files_that_are_not_there(kept, t
         lines = capsys.readouterr().err.strip().splitlines()
         assert said in lines[-1]
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_frozen_trunk_that_nothing_trained_is_told(kept, tmp_path):
+    line = ["run", "smnist", "hat", "--data", "sample", "--widths", "12,10", "--out", str(tmp_path), "--dry-run"]
+    for words in (["--trunk", "frozen"], ["--adapters", "3"]):
+        with pytest.warns(UserWarning, match=f"{' '.join(words)} keeps the trunk at its random weights"):
+            assert main([*line, *words, "--seeds", "0-1"]) == 0
+        for given in (["--weights", str(kept)], ["--pretrain", "mnist"]):
+            assert main([*line, *words, *given]) == 0  # a warning would be an error
 
 
 def test_the_command_line_from_the_trunk_to_the_records(tmp_path, capsys):

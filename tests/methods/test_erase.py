@@ -259,6 +259,31 @@ def test_what_may_remain_is_named_in_one_line():
     assert (method.net.trunk.matrix != matrix).all()
 
 
+@pytest.mark.parametrize("name", MASKED)
+def test_only_a_learned_task_is_released_and_only_true_erases(name):
+    tasks = small_tasks()
+    method = build(name, tasks)
+    with pytest.raises(ValueError, match=r"task 1 is not learned.*none is"):
+        method.release(1)
+    for task in (0, 1, 1):  # the last one again
+        method.learn(tasks[task], trainer())
+    before = snapshot(method)
+    with pytest.raises(ValueError, match=r"task 2 is not learned.*learned are 0, 1"):
+        method.release(2, erase=True)
+    for wrong in ("yes", "no", 1, None):
+        with pytest.raises(ValueError, match="erase must be True or False"):
+            method.release(1, erase=wrong)
+    with pytest.raises(IndexError, match="no task 9"):
+        method.release(9)
+    assert not different(snapshot(method), before)
+    method.release(1)
+    with pytest.raises(ValueError, match="task 1 is not learned"):
+        method.release(1, erase=True)
+    method.learn(tasks[1], trainer())
+    method.release(1)
+    assert list(method.history) == [0]
+
+
 @pytest.mark.parametrize("name", ["hat", "pmask"])
 def test_soft_gates(name):
     tasks = small_tasks()

@@ -409,6 +409,9 @@ def test_another_precision_than_that_of_the_images_is_one_line():
     method = Method(Network(trunk, [task.classes], torch.zeros(2, 1, 4, 4, dtype=torch.float64)))
     with pytest.raises(ValueError, match=r"images are float32, but the trunk's weights float64; trunk\.float\(\)"):
         method.learn(task, Trainer(Regime(epochs=1)))
+    learned = Method(Network(trunk.float(), [task.classes], torch.zeros(2, 1, 4, 4)))
+    with pytest.raises(ValueError, match=r"images are float64, but the trunk's weights float32; images\.float\(\)"):
+        learned(torch.zeros(2, 1, 4, 4, dtype=torch.float64), 0)
 
 
 def test_a_trunk_may_change_the_precision_by_itself():

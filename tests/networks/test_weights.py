@@ -84,7 +84,7 @@ def test_files_that_do_not_fit(tmp_path):
         "numbers.pt": "holds no state_dict",
         "module.pt": "holds no state_dict of plain tensors",
         "text.safetensors": "holds no safetensors",
-        "text.pt": "holds no state_dict",
+        "text.pt": "holds no state_dict: torch.save did not write it",
         "damaged.safetensors": "damaged: its digest differs",
         "nowhere.pt": "there is no such file",
     }.items():

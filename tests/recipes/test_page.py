@@ -172,6 +172,17 @@ def test_the_page_of_the_quick_version_names_its_own_command(notice, option, rec
     assert f"{command}{option}\n" in (tmp_path / f"{RECIPE.name}.md").read_text()
 
 
+@pytest.mark.parametrize("notice", ["", "This is small."])
+def test_a_page_in_another_folder_names_the_command_that_writes_it(notice, records, tmp_path):
+    page = write_page(RECIPE, records, tmp_path, notice, "my pages").read_text()
+    markdown = (tmp_path / "toy.md").read_text()
+    quick = " --quick" if notice else ""
+    assert f"<!-- Written by `hatrack reproduce toy{quick} --page --out 'my pages'`." in markdown
+    assert f"hatrack reproduce toy{quick} --out 'my pages'\n" in markdown
+    assert page.count("reproduce toy --") + page.count(f"hatrack reproduce toy{quick} --out") > 2
+    assert "docs/results" not in page + markdown
+
+
 def test_a_page_without_any_record(tmp_path):
     """Rows with published numbers are in the table, the others in a line; no note is about a row that was not run."""
     page = write_page(RECIPE, Records(), tmp_path).read_text()

@@ -1,5 +1,6 @@
 """Comparable budgets: which methods are left out, and what is said about them."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -114,6 +115,19 @@ def test_the_page_and_the_tables_say_what_is_left_out(tmp_path, capsys):
     assert (
         main(["report", str(folder), "--out", str(tmp_path / "other"), "--budget", "bytes=1.6x", "--budget-of", "sgd"]) == 0
     )
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [("had", "no method 'had'; did you mean 'hat'?"), ("hat", "budget_of is 'hat', but there is no budget")],
+)
+def test_a_base_without_a_budget_is_refused(base, said, tmp_path, capsys):
+    folder = save(tmp_path, some())
+    for command in ("report", "table"):
+        assert main([command, str(folder), "--budget-of", base]) == 2
+        assert said in capsys.readouterr().err
+    with pytest.raises(ValueError, match=re.escape(said)):
+        report(folder, budget_of=base)
 
 
 def test_the_page_has_a_table_of_costs_if_records_have_them(tmp_path):

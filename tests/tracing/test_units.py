@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
-from hatrack import HAT, METHODS, Network, Regime, Trainer
+from hatrack import HAT, METHODS, PMASK, Network, PackNet, Regime, Trainer
 from hatrack.methods.parts.task_norms import own_tensors
 from hatrack.seeds import seeded
 from hatrack.tracing.dependencies import ALWAYS_ACTIVE, ALWAYS_ZERO, DependencySets
@@ -782,8 +782,43 @@ def test_pitfall_frozen_parameters_that_training_writes_are_per_task(name):
 def test_pitfall_gradient_checkpointing_is_refused(reentrant):
     parts = {"one": nn.Linear(3, 4), "two": nn.Linear(4, 4)}
     trunk = Lambda(lambda own, x: checkpoint(own.two, own.one(x), use_reentrant=reentrant), **parts)
-    with pytest.raises(ValueError, match="gradient checkpointing"):
+    with pytest.raises(ValueError, match=r"gradient checkpointing.*; pmask and packnet"):
         Units(trunk, images(3))
+
+
+class Experts(nn.Module):
+    """Each image goes to one of two linear layers; the example of `toy_tasks` need not have images for both."""
+
+    def __init__(self, checkpointed):
+        super().__init__()
+        self.each, self.checkpointed = nn.ModuleList(nn.Linear(16, 12) for _ in range(2)), checkpointed
+
+    def forward(self, x):
+        x = x.flatten(1)
+        chosen = (torch.ones_like(x[:, 0]) if self.checkpointed else x[:, 0] > x[:, 0].median()).long()
+        out = x.new_zeros(len(x), 12)
+        for number, each in enumerate(self.each):
+            rows = (chosen == number).nonzero()[:, 0]
+            if len(rows):
+                part = checkpoint(each, x[rows], use_reentrant=False) if self.checkpointed else each(x[rows])
+                out = out.index_add(0, rows, part.relu())
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:.* held whole after the first task", "ignore:the trunk reads values")
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_methods_that_mask_single_weights_take_what_the_refusal_says(checkpointed):
+    tasks = toy_tasks(2)
+    example = tasks[0].train.inputs(torch.zeros(2, dtype=torch.long))  # twice the same: one expert
+    said = "cannot be traced" if checkpointed else "all inputs must take the same path"
+    with pytest.raises(ValueError, match=f"{said}; pmask and packnet, whose masks are of single weights, take such a trunk"):
+        HAT(Network(Experts(checkpointed), [3, 3], example)).eval()(tasks[0].test.x, 0)
+    for kind in (PMASK, PackNet):
+        method = kind(Network(Experts(checkpointed), [3, 3], example))
+        method.learn(tasks[0], Trainer(FIRM))
+        before = logits(method, tasks[0])
+        method.learn(tasks[1], Trainer(FIRM))
+        assert torch.equal(logits(method, tasks[0]), before)
 
 
 @pytest.mark.filterwarnings("ignore:.* held whole after the first task")
