@@ -5,6 +5,7 @@ import warnings
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hatrack.text import shorten
 from hatrack.tracing.units import last_layer
@@ -59,20 +60,46 @@ def count_features(trunk: nn.Module, example: Tensor) -> int:
     if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != len(example):
         got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ValueError(f"the trunk must turn a batch of images into (batch, features), not {got}")
-    if written := [name for name, version in _versions(trunk).items() if versions.get(name, version) != version]:
+    if changed := _changing(trunk, example, versions):
         warnings.warn(
-            f"the trunk writes {shorten(', '.join(map(repr, written)), 200)} also in evaluation mode: answers of finished "
-            "tasks can change with every forward pass, and then learning and saving are refused; a trunk should write in "
-            "training mode only",
+            f"the trunk changes {shorten(', '.join(map(repr, changed)), 200)} also in evaluation mode: answers of finished "
+            "tasks can change with every forward pass, and then learning and saving are refused; a trunk should change its "
+            "tensors in training mode only",
             stacklevel=4,
         )
     return out.shape[1]
 
 
+def _tensors(trunk: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name, but for those of lazy layers that have no shape yet."""
+    found = {**dict(trunk.named_parameters()), **dict(trunk.named_buffers())}
+    return {name: tensor for name, tensor in found.items() if not is_lazy(tensor)}
+
+
 def _versions(trunk: nn.Module) -> dict[str, int]:
-    """Return how often each parameter and buffer was written in place."""
-    tensors = (*trunk.named_parameters(), *trunk.named_buffers())
-    return {name: 0 if tensor.is_inference() else tensor._version for name, tensor in tensors}
+    """Return how often each tensor was written in place."""
+    return {name: 0 if tensor.is_inference() else tensor._version for name, tensor in _tensors(trunk).items()}
+
+
+def _changing(trunk: nn.Module, example: Tensor, before: dict[str, int]) -> list[str]:
+    """Return what a forward pass in evaluation mode has written: parameters, and buffers that another pass changes again. A
+    buffer that every pass writes before it is read, such as a cache, does no harm.
+
+    Args:
+        trunk: the trunk, after a pass.
+        example: its input.
+        before: how often each tensor was written before that pass.
+    """
+    tensors = _tensors(trunk)
+    written = [name for name, version in _versions(trunk).items() if before.get(name, version) != version]
+    then = {name: tensors[name].clone() for name in written}
+    if written:
+        mode = trunk.training
+        with torch.no_grad():
+            trunk.eval()(example)
+        trunk.train(mode)
+    now = _tensors(trunk)
+    return [name for name in written if isinstance(now[name], nn.Parameter) or not torch.equal(then[name], now[name])]
 
 
 def cannot_run(error: Exception, example: Tensor) -> Exception:
