@@ -54,9 +54,10 @@ MODULES = "torch._inductor.compile_fx, hatrack.experiments.ahead, hatrack.cli.ex
 
 
 def with_bytecode(folder: Path) -> dict[str, str]:
-    """Return an environment in which Python finds the bytecode of what a run imports, which is written to a folder now."""
+    """Return an environment in which Python finds the bytecode of what a run imports, which is written now,
+    to a folder unless the environment names one."""
     found = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    found["PYTHONPYCACHEPREFIX"] = str(folder)
+    found.setdefault("PYTHONPYCACHEPREFIX", str(folder))
     subprocess.run([sys.executable, "-c", f"import {MODULES}"], check=True, env=found)
     return found
 
