@@ -42,6 +42,21 @@ def test_stacked_runs_learn_what_each_learns_alone(name):
     assert_close(*learned(name))
 
 
+@pytest.mark.parametrize("name", ["ewc", "imm-mean", "mas", "agem"])
+def test_a_stack_has_no_batched_products_of_single_numbers(name, monkeypatch):
+    """A GPU computes each of them, such as the energy of a penalty on all weights, with few threads."""
+    monkeypatch.setattr(stacked_form, "_forms", {})
+    alone_and_stacked(maker(name, Regime(epochs=1, batch=16)), seeds=(0, 1))
+    products = [
+        node.meta["val"].shape
+        for form in stacked_form._forms.values()
+        for node in form.code.graph.nodes
+        if node.target is torch.ops.aten.bmm.default
+    ]
+    assert products
+    assert all(shape[1:].numel() > 1 for shape in products)
+
+
 def test_another_seed_would_be_seen():
     """The control: runs of other seeds are not close."""
     alone, stacked = learned("hat")
