@@ -1,7 +1,7 @@
 """Seeds stacked into one step, beside seeds side by side: python -m speed.stacked [--device cuda] [--seeds 32].
 
-AlexNet, HAT, batch 64, while the second task is learned. Steps per second of all seeds together, over whole epochs with
-their validation, in the time when all seeds are under way.
+AlexNet, HAT (or `--method`), batch 64, while the second task is learned. Steps per second of all seeds together, over whole
+epochs with their validation, in the time when all seeds are under way.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,11 +20,12 @@ from hatrack.engine.interleaving import run_interleaved
 from hatrack.engine.precision import precision_scope
 from hatrack.tasks.batches import count_batches
 from speed.clock import WARM
-from speed.contest import HAT, together
+from speed.contest import HAT, Pair, together
 from speed.loops import BATCH
 
 
 def steps_per_second(
+    pair: Pair,
     seeds: int,
     device: torch.device,
     precision: Precision,
@@ -35,14 +37,14 @@ def steps_per_second(
     profile: bool = False,
 ) -> tuple[float, str]:
     """Return the steps per second of several seeds together, and a table of kernels if a profile is wanted."""
-    tasks = HAT.tasks(images, 0.15, device, raw=True)
+    tasks = pair.tasks(images, 0.15, device, raw=True)
     stamps: list[list[float]] = [[] for _ in range(seeds)]
-    methods = [HAT.prepare(tasks, seed) for seed in range(seeds)]
+    methods = [pair.prepare(tasks, seed) for seed in range(seeds)]
     marks = threading.Event(), threading.Event(), threading.Event()  # an epoch to profile begins, may begin, has ended
 
     def work(seed: int) -> None:
         def fit(method: Method, task: Task, **how: Any) -> None:
-            loop = Trainer(Regime(clip=HAT.clip), seed=seed, engine=engine).start(method, task, **how)
+            loop = Trainer(Regime(clip=pair.clip), seed=seed, engine=engine).start(method, task, **how)
             for number in range(WARM + epochs):
                 if profile and seed == 0 and number == WARM:
                     marks[0].set()
@@ -83,6 +85,7 @@ def _profile(marks: Sequence[threading.Event]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--method", default=HAT.method)
     parser.add_argument("--seeds", type=int, default=32, help="of the stack")
     parser.add_argument("--beside", type=int, default=10, help="seeds side by side; 0: none")
     parser.add_argument("--images", type=int, default=50_000, help="of a task, 15 %% of them for validation")
@@ -92,13 +95,16 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="show the kernels of an epoch of the stack")
     words = parser.parse_args()
     device = torch.device(words.device)
+    pair = replace(HAT, method=words.method)
     how = {"images": words.images, "epochs": words.epochs, "engine": words.engine}
     for precision in words.precisions.split(","):
         for seeds, stack in ((words.seeds, True), (words.beside, False)):
             if not seeds or (device.type == "cpu" and not stack):
                 continue
             began = time.perf_counter()
-            rate, table = steps_per_second(seeds, device, precision, stack=stack, profile=words.profile and stack, **how)
+            rate, table = steps_per_second(
+                pair, seeds, device, precision, stack=stack, profile=words.profile and stack, **how
+            )
             seconds = time.perf_counter() - began
             memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
             name = "stacked" if stack else "side by side"

@@ -16,6 +16,7 @@ from hatrack.engine import decompositions
 from hatrack.engine.decompositions import DECOMPOSITIONS, PATCHES, patch_cache, to_channels_last
 
 aten = torch.ops.aten
+LONG = 4096  # products that are added up by one block of threads of a GPU
 
 
 def is_plain(x: Tensor, weight: Tensor, stride: list[int], padding: list[int], *settings: Any) -> bool:
@@ -69,10 +70,21 @@ def convolution_backward(
     rows = to_channels_last(grad).flatten(0, 2)  # (images * positions, filters)
     of_weight = None
     if needed[1]:
-        found = torch.mm(rows.t(), patches(x, weight, stride, padding))
+        found = sum_of_products(rows, patches(x, weight, stride, padding), len(x))
         of_weight = found.view(len(weight), *weight.shape[2:], weight.shape[1]).permute(0, 3, 1, 2).contiguous()
     of_images = _sum_of_patches(rows, x, weight, stride, padding) if needed[0] else None
     return of_images, of_weight, rows.sum(0) if needed[2] else None
+
+
+def sum_of_products(left: Tensor, right: Tensor, images: int) -> Tensor:
+    """Compute left.t() @ right, for the positions of so many images. The result is small and its sums are long, so that a
+    GPU would compute it with few threads: the sums are divided into those of some images each."""
+    enough = (count for count in range(1, images) if images % count == 0 and len(left) <= LONG * count)
+    parts = next(enough, images)
+    if parts == 1:
+        return torch.mm(left.t(), right)
+    left, right = (t.view(parts, -1, t.shape[1]) for t in (left, right))
+    return torch.bmm(left.transpose(1, 2), right).sum(0)
 
 
 def _sum_of_patches(grad: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> Tensor:

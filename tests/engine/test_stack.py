@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hatrack import HAT, Method, Network, Regime, Trainer
-from hatrack.engine import decompositions, stacked_form, stacked_graph
+from hatrack.engine import decompositions, stacked_decompositions, stacked_form, stacked_graph
 from hatrack.engine.interleaving import run_interleaved
 from hatrack.engine.precision import cpu_computes_bfloat16
 from hatrack.seeds import seeded
@@ -123,10 +123,24 @@ class Branches(nn.Module):
 KINDS = [(3, 1, 1, True), (3, 2, 1, False), (4, 3, 0, True), (1, 1, 0, True)]  # kernel, stride, padding, bias
 
 
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 48])
+def test_long_sums_of_products_are_divided(rows, monkeypatch):
+    """Into parts of whole images: of 16 images with 3 positions each, at most so many rows in a part if that is possible."""
+    monkeypatch.setattr(stacked_decompositions, "LONG", rows)
+    draw = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(48, size, dtype=torch.float64, generator=draw) for size in (5, 7))
+    parts = []
+    monkeypatch.setattr(torch, "bmm", lambda one, two, bmm=torch.bmm: parts.append(one.shape[2]) or bmm(one, two))
+    wanted = sum(left[row][:, None] * right[row] for row in range(48))
+    torch.testing.assert_close(stacked_decompositions.sum_of_products(left, right, 16), wanted)
+    assert parts == {1: [3], 3: [3], 16: [12], 17: [12], 48: []}[rows]
+
+
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("kinds", [KINDS, *(pytest.param([kind], marks=pytest.mark.slow) for kind in KINDS)])
 def test_every_plain_convolution(gpu, kinds, monkeypatch):
     monkeypatch.setattr(decompositions, "on_gpu", lambda x: gpu)
+    monkeypatch.setattr(stacked_decompositions, "LONG", 100)  # of up to 16 * 81 positions
 
     def build(seed):
         tasks = toy_tasks(1, shape=(2, 9, 9), seed=seed)
