@@ -1,8 +1,8 @@
 """What ten seeds of Table 1 of HAT (001) take by measured rates: python -m speed.table_1 [--rates 5007,7019]
 
-HAT's steps on the eight data sets are counted in its records. Of the other approaches few have records there: each is taken
-to need as many steps for one of HAT's as on `cifar`, or as with our defaults there. A step of each is taken to cost what one
-of HAT costs, and every run to share the GPU with as many others as when the rate was measured.
+The steps of an approach on the eight data sets are counted in its records. One that has none there is taken to need as many
+steps for one of HAT's as on `cifar`, or as with our defaults there. A step of each is taken to cost what one of HAT costs,
+and every run to share the GPU with as many others as when the rate was measured.
 """
 
 import argparse
@@ -18,15 +18,18 @@ from hatrack.recipes.reproduce import read_records
 from hatrack.recipes.results import Records, Results
 from hatrack.tasks.batches import count_batches
 
-SEEDS, TASKS = 10, 8
+SEEDS, TASKS, BATCH = 10, 8, 64
+JOINT = "joint, all tasks"
 SIDE_BY_SIDE, STACKED, GOAL = 5007, 7019, 10_000  # steps per second with bfloat16: docs/results/speed.md
 
 
 class Line(NamedTuple):
-    """What ten seeds of an approach need: steps for one of HAT's on `cifar`, by how many records, and on the eight sets."""
+    """What ten seeds of an approach need on the eight sets: steps for one of HAT's, counted on which benchmark in how many
+    records, and steps in all."""
 
     label: str
     relative: float
+    benchmark: str
     records: int
     steps: float
 
@@ -48,16 +51,30 @@ def estimate(records: Records, eight: Results) -> list[Line]:
         eight: those of Table 1.
     """
     cifar = Results(CIFAR, records)
-    hat, own = _mean(cifar, "HAT"), _mean(eight, "HAT")
+    own = _mean(eight, "HAT")
     lines = []
     for label in (approach.label for approach in APPROACHES):
         known = label if cifar.records(label) else f"{label}, our defaults"
-        relative = _mean(cifar, known) / hat
-        lines.append(Line(label, relative, len(cifar.records(known)), SEEDS * own * relative))
-    # Its fit on all tasks takes so many steps of HAT. One seed has a fit after each task, the others after two and eight.
-    whole = _mean(cifar, "joint, all tasks") / hat
+        relative, *where = _relative(eight, label) if eight.records(label) else _relative(cifar, known)
+        lines.append(Line(label, relative, *where, SEEDS * own * relative))
+    whole = _whole_fit(eight) if eight.records(JOINT) else own * _mean(cifar, JOINT) / _mean(cifar, "HAT")
+    source = eight if eight.records(JOINT) else cifar
+    # One seed has a fit after each task, the others after two and eight.
     fits = sum(range(1, TASKS + 1)) + (SEEDS - 1) * (2 + TASKS)
-    return [*lines, Line("joint", whole, len(cifar.records("joint, all tasks")), own * whole * fits / TASKS)]
+    joint = Line("joint", whole / own, source.part.name, len(source.records(JOINT)), whole * fits / TASKS)
+    return [*lines, joint]
+
+
+def _relative(results: Results, label: str) -> tuple[float, str, int]:
+    """Return the steps of an approach for one of HAT, on which benchmark, and in how many records they are counted."""
+    return _mean(results, label) / _mean(results, "HAT"), results.part.name, len(results.records(label))
+
+
+def _whole_fit(eight: Results) -> float:
+    """Return the steps of joint training on all tasks, of runs that have a fit on two tasks as well."""
+    return fmean(
+        len(r.curves[-1].epochs) * count_batches(sum(t.train for t in r.tasks), BATCH) for r in eight.records(JOINT)
+    )
 
 
 def _mean(results: Results, label: str) -> float:
@@ -66,11 +83,11 @@ def _mean(results: Results, label: str) -> float:
 
 def table(lines: list[Line], rates: list[float]) -> str:
     """Return a Markdown table of steps and of the minutes at each rate."""
-    head = ["", "steps for one of HAT on `cifar`", "n", "million steps", *(f"minutes at {rate:,.0f}/s" for rate in rates)]
+    head = ["", "steps for one of HAT", "counted on", "n", "million steps", *(f"minutes at {rate:,.0f}/s" for rate in rates)]
     rows = [head, ["---"] * len(head)]
     total = sum(line.steps for line in lines)
-    for line in [*lines, Line("all", 0, 0, total)]:
-        known = [f"{line.relative:.2f}", str(line.records)] if line.records else ["", ""]
+    for line in [*lines, Line("all", 0, "", 0, total)]:
+        known = [f"{line.relative:.2f}", f"`{line.benchmark}`", str(line.records)] if line.records else ["", "", ""]
         rows.append([line.label, *known, f"{line.steps / 1e6:.1f}", *(f"{line.steps / rate / 60:.0f}" for rate in rates)])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
