@@ -184,7 +184,8 @@ def test_what_000_concludes_of_forgetting_and_of_pnn(records):
     for network, labels in {"AlexNet": ("hat", "sgd"), "ResNet-18, norms per task": ("hat-bn", "sgd")}.items():
         (claim,) = (claim for text, claim in claims.items() if text.endswith(f"regardless of the architecture ({network})."))
         kind = network.partition("-")[0].lower().removesuffix("net") + "net"
-        assert [claim.compared.label, *claim.compared.others] == [f"{kind}-{label}" for label in labels]
+        (compared,) = claim.compared
+        assert [compared.label, *compared.others] == [f"{kind}-{label}" for label in labels]
         assert claim.holds(results) is True
     (claim,) = (claim for text, claim in claims.items() if text.startswith("PNN shows a higher bias"))
     pnn, sgd, hat = (results.mean(f"alexnet-{label}", summary("learning")) for label in ("pnn", "sgd", "hat"))
