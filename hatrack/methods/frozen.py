@@ -11,6 +11,7 @@ from torch import Tensor
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.stages import training_only
+from hatrack.methods.parts.task_norms import check_frozen
 from hatrack.methods.parts.used_tensors import used_of_network
 from hatrack.methods.stored_images import ProbesOption, stored_images
 from hatrack.networks.network import Network
@@ -46,6 +47,7 @@ class Frozen(Method):
         self.stored_images = stored_images(probes, net.example)
         if net.shared:
             raise ValueError("frozen needs a head per task: a head that all tasks share would be overwritten")
+        check_frozen(net, "frozen")
         self.register_buffer("started", torch.zeros((), dtype=torch.bool, device=net.example.device))
 
     def learn_task(self, task: Task, fit: Fit) -> None:

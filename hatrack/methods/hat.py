@@ -6,6 +6,7 @@ bit; the gates have their own learning rate, because they are always trained by 
 every update, so that momentum, Adam and weight decay can't move them either; each task has its own norms.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -128,6 +129,9 @@ class HAT(Method):
         self.slope = slope
         self.register_buffer("frozen", None, persistent=False)
         self._set_units(Units(net.trunk, net.example, on_unknown=on_unknown, leave=leave), shared_norms=norms == "shared")
+        twin = copy.deepcopy(net.trunk).train()
+        net.keep_frozen(twin)
+        self.units.check_training(twin, torch.cat([net.example, net.example]))
         warn_of_trunk(self.units, self.held)
         self.initial = InitialValues(shared_weights(net, self.units)) if free == "initial" or room else None
         self.candidates = unit_candidates(self.units, net.seed, room).to(net.example.device) if room else None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hatrack.methods.fit import Fit
 from hatrack.methods.method import Method
 from hatrack.methods.parts.stages import training_only
+from hatrack.methods.parts.task_norms import check_frozen
 from hatrack.methods.parts.used_tensors import used_modules, used_of_network
 from hatrack.methods.serving import ServedNetwork, ServedTask
 from hatrack.methods.stored_images import ProbesOption, stored_images
@@ -24,6 +25,7 @@ from hatrack.options import Option, check
 from hatrack.seeds import seeded
 from hatrack.tasks.split import TaskId
 from hatrack.tasks.task import Task
+from hatrack.tracing.training_pass import check_switch
 
 
 class LoRA(Method):
@@ -68,6 +70,8 @@ class LoRA(Method):
         self.pretrained = not any(p.requires_grad for p in net.trunk.parameters())
         self.adapters = nn.ModuleList()  # per task, an nn.ParameterList of A, B, A, B, ... in the order of `names`
         self.trains_trunk = False  # while the first task trains the trunk; set by `learn_task`
+        check_switch(net.trunk, self.names)
+        check_frozen(net, "lora")
         self.register_buffer("started", torch.zeros((), dtype=torch.bool, device=net.example.device))
         self.on_new_tasks()
 

@@ -6,6 +6,7 @@ Departures from the paper: by default each task has its own norms; owned weights
 momentum, Adam and weight decay can't move them either.
 """
 
+import warnings
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
@@ -28,6 +29,7 @@ from hatrack.networks.network import Network
 from hatrack.options import Option, check
 from hatrack.tasks.split import Batch, TaskId
 from hatrack.tasks.task import Task
+from hatrack.text import shorten
 
 
 class PackNet(Method):
@@ -79,6 +81,12 @@ class PackNet(Method):
         count = sum(weight.numel() for weight in self._parameters_named(self.packed))
         self.register_buffer("owner", torch.zeros(count, dtype=torch.int16, device=net.example.device))
         self.register_buffer("turns", torch.zeros(0, dtype=torch.int16, device=net.example.device))
+        if self.fixed and not self.packed:
+            warnings.warn(
+                "every weight that PackNet could prune is frozen, and the first task alone trains "
+                f"{shorten(', '.join(self.fixed), 100)}: biases='task' and norms='task' give every task its own",
+                stacklevel=2,
+            )
         self.biases = nn.ParameterList()  # one vector per task, if each has its own
         self.freezes: list[Freeze] = []  # weights that keep their bits in the present fit
         self.on_new_tasks()

@@ -20,7 +20,7 @@ from hatrack.networks.heads import by_task, heads_by_task
 from hatrack.networks.initial_weights import initialise
 from hatrack.networks.packed_heads import PackedHeads
 from hatrack.networks.preprocessing import Preprocessing, as_example, as_raw, classes_and_example
-from hatrack.networks.trunk import check_gradients, check_tensors, count_features, without_last_layer
+from hatrack.networks.trunk import check_gradients, check_tensors, count_features, warn_of_unregistered, without_last_layer
 from hatrack.options import whole
 from hatrack.seeds import seeded
 from hatrack.tasks.split import TaskId
@@ -89,6 +89,7 @@ class Network(nn.Module):
         where = next((p.device for p in trunk.parameters()), example.device)
         self.register_buffer("example", example.to(where, copy=True), persistent=False)
         self.features = self._features()
+        warn_of_unregistered(trunk)  # after a pass: recurrent layers renew a list of their weights in it
         self.preprocessing = Preprocessing(tuple(self.example.shape[1:]), where, tokens=self.example.dtype == torch.int64)
         self.frozen = [*freeze_parts(trunk, freeze), *frozen_norms(trunk)]
         check_gradients(trunk)

@@ -2,10 +2,12 @@
 
 import copy
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from hatrack.text import shorten
 from hatrack.tracing.units import last_layer
@@ -20,6 +22,31 @@ def check_tensors(trunk: nn.Module) -> None:
     for name, value in {**state, **dict(trunk.named_buffers())}.items():  # also buffers that no file holds
         if value.layout != torch.strided:
             raise ValueError(f"the trunk's {name!r} is sparse: only dense tensors can be kept; .to_dense() makes one")
+
+
+def warn_of_unregistered(trunk: nn.Module) -> None:
+    """Warn of layers and parameters that PyTorch does not know, since an attribute holds them in a list, say. It may be
+    meant so: a layer that is built with the same values every time."""
+    known = {id(t) for t in (*trunk.parameters(), *trunk.buffers())}
+    held = {
+        f"{name}.{attribute}".removeprefix("."): _parameters_and_buffers(value)
+        for name, module in trunk.named_modules()
+        for attribute, value in vars(module).items()
+    }
+    if unknown := [name for name, tensors in held.items() if any(id(t) not in known for t in tensors)]:
+        warnings.warn(
+            f"the trunk keeps layers or parameters in {shorten(', '.join(map(repr, unknown)), 200)} that PyTorch does not "
+            "register: no method trains them and no file holds them, so that a saved method loads only into a trunk with "
+            "the same values; nn.ModuleList, nn.ModuleDict or nn.ParameterList in place of a list or dict registers them",
+            stacklevel=3,
+        )
+
+
+def _parameters_and_buffers(value: Any) -> list[Tensor]:
+    """Return the parameters and buffers in an attribute: in modules and parameters, also within lists and dictionaries."""
+    leaves = tree_leaves(value)
+    inner = [t for leaf in leaves if isinstance(leaf, nn.Module) for t in (*leaf.parameters(), *leaf.buffers())]
+    return [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)] + inner
 
 
 def check_gradients(trunk: nn.Module) -> None:

@@ -133,7 +133,7 @@ SMAX = Part(
             "smax = 25",
         ),
     ),
-    plots=(sweep("smax", "Figure 4: the forgetting ratio against smax", "hardness smax", RATIO_10, ("smax",)),),
+    plots=(sweep("smax", "Figure 4: the forgetting ratio against smax", "hardness smax", RATIO, ("smax",)),),
 )
 
 PRICES = _sweep_rows("c", (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5))
@@ -153,7 +153,7 @@ C = Part(
             "c = 0.1",
         ),
     ),
-    plots=(sweep("c", "Figure 4: the forgetting ratio against c", "price c of capacity", RATIO_10, ("c",)),),
+    plots=(sweep("c", "Figure 4: the forgetting ratio against c", "price c of capacity", RATIO, ("c",)),),
 )
 
 LENGTHS = Part(

@@ -54,12 +54,13 @@ def every(found: Iterable[bool | None]) -> bool | None:
 
 def always(text: str, lengths: Iterable[int], label: str, *others: str) -> Claim:
     """Return the claim that a row forgets less than others after each of these numbers of tasks."""
-    compared = [Comparison(ratio(tasks), label, others) for tasks in lengths]
-    return Claim(text, lambda results: every(map(results.holds, compared)))
+    return all_of(text, [Comparison(ratio(tasks), label, others) for tasks in lengths])
 
 
-def _best_three(results: Results) -> bool | None:
-    return every(results.holds(Comparison(RATIO_8, label, but(*BEST))) for label in BEST)
+def all_of(text: str, compared: Iterable[Comparison]) -> Claim:
+    """Return the claim that several comparisons hold."""
+    found = tuple(compared)
+    return Claim(text, lambda results: every(map(results.holds, found)), found)
 
 
 def _imm_like_frozen(results: Results) -> bool | None:
@@ -101,7 +102,10 @@ CLAIMS = (
     always("HAT performs better than all baselines for all t ≥ 2.", range(2, 9), "HAT", *BASELINES),
     above("The best baseline after two tasks is EWC.", RATIO_2, "EWC", *but("EWC")),
     above("The best baseline after eight tasks is PNN.", RATIO_8, "PNN", *but("PNN")),
-    Claim("The best performing baselines are EWC, PathNet and PNN (here: after eight tasks).", _best_three),
+    all_of(
+        "The best performing baselines are EWC, PathNet and PNN (here: after eight tasks).",
+        [Comparison(RATIO_8, label, but(*BEST)) for label in BEST],
+    ),
     above("LwF does not perform better than the SGD references (here: after eight tasks).", RATIO_8, "SGD", "LwF"),
     above("LFL does not perform better than the SGD references (here: after eight tasks).", RATIO_8, "SGD", "LFL"),
     above("LwF is still competitive after two tasks (here: better than SGD and SGD-F).", RATIO_2, "LwF", "SGD", "SGD-F"),

@@ -18,7 +18,7 @@ from hatrack.recipes.plots import draw, row_looks
 from hatrack.recipes.quantities import Quantity
 from hatrack.recipes.recipe import Grid, Part, Recipe, Row
 from hatrack.recipes.results import Records, Results
-from hatrack.recipes.verdicts import NOT_PUBLISHED, NOT_RUN, RULES, order, sureness, verdict
+from hatrack.recipes.verdicts import NOT_PUBLISHED, NOT_RUN, RULES, SUPPORTED, Sureness, order, sureness, verdict
 from hatrack.reporting.drawing import Drawing
 from hatrack.reporting.looks import Look
 from hatrack.reporting.measures import MISSING, MeanStd, format_number, mean_std
@@ -47,7 +47,7 @@ class Section:
     table: Grid | None
     grids: list[Grid]
     unrun: list[str]  # the labels of rows that are not in the table: no record, nothing published
-    claims: list[tuple[str, str, str]]  # the claim, whether it holds, how sure that is
+    claims: list[tuple[str, bool, Sureness]]  # the claim, whether it holds, how sure that is
     waiting: list[str]  # claims that hang on a missing row
     order: str
     tolerance: str
@@ -96,7 +96,7 @@ def _values(recipe: Recipe, sections: Sequence[Section], notice: str, folder: st
     place = f" --out {shlex.quote(folder)}"
     renew, command = f"{command} --page{place}", command + ("" if folder in (DEFAULT, PUBLISHED_IN) else place)
     paper = re.sub(r"(https?://\S*\w)", r"<\1>", recipe.paper)  # a link in Markdown
-    given = {"recipe": recipe, "paper": paper, "sections": sections}
+    given = {"recipe": recipe, "paper": paper, "sections": sections, "holds": HOLDS}
     return given | {"notice": notice, "rules": RULES, "command": command, "renew": renew}
 
 
@@ -119,7 +119,7 @@ def _section(recipe: Recipe, part: Part, records: Records, *, rendered: bool = T
         main_table(results) if shown and part.columns else None,
         [grid for make in part.grids if (grid := make(results))],
         [row.label for row in part.rows if row not in shown],
-        [(claim.text, HOLDS[answer], sureness(results, claim)) for claim, answer in answers if answer is not None],
+        [(claim.text, answer, sureness(results, claim)) for claim, answer in answers if answer is not None],
         [claim.text for claim, answer in answers if answer is None],
         order(results),
         _tolerance(part),
@@ -139,7 +139,9 @@ class Count(NamedTuple):
     done: int
     verdicts: dict[str, int]
     hold: int
+    surely_hold: int
     fail: int
+    surely_fail: int
     waiting: int
 
 
@@ -147,12 +149,15 @@ def count_verdicts(sections: Sequence[Section]) -> Count:
     """Count what the sections of a page say."""
     cells = [cell for section in sections if section.table for row in section.table.rows for cell in row[1:]]
     answers = [answer for section in sections for _, answer, _ in section.claims]
+    sure = [answer for section in sections for _, answer, sureness in section.claims if sureness.words == SUPPORTED]
     return Count(
         sum(len(section.part.rows) for section in sections),
         sum(section.done for section in sections),
         {verdict: cells.count(verdict) for verdict in ("agrees", "close", "higher", "lower")},
-        answers.count(HOLDS[True]),
-        answers.count(HOLDS[False]),
+        answers.count(True),
+        sure.count(True),
+        answers.count(False),
+        sure.count(False),
         sum(len(section.waiting) for section in sections),
     )
 

@@ -91,32 +91,32 @@ class Claim:
     Attributes:
         text: the sentence.
         holds: whether it does, by the means of the results; None if a row is missing.
-        compared: what it compares, for a test over seeds; None if it compares no rows.
+        compared: what it compares, for tests over seeds; empty if it compares no rows.
         values: a number per seed that is above 0 if it holds, for such a test of another claim; None if there is none.
     """
 
     text: str
     holds: "Callable[[Results], bool | None]"
-    compared: Comparison | None = None
+    compared: tuple[Comparison, ...] = ()
     values: "Callable[[Results], Differences] | None" = None
 
 
 def above(text: str, quantity: Quantity, label: str, *others: str, by: float = 0.0) -> Claim:
     """Return the claim that a row has more of a quantity than others, by a margin."""
     compared = Comparison(quantity, label, others, by)
-    return Claim(text, lambda results: results.holds(compared), compared)
+    return Claim(text, lambda results: results.holds(compared), (compared,))
 
 
 def above_some(text: str, quantity: Quantity, label: str, *others: str) -> Claim:
     """Return the claim that a row has more of a quantity than some of the others, than one at least."""
     compared = Comparison(quantity, label, others, some=True)
-    return Claim(text, lambda results: results.holds(compared), compared)
+    return Claim(text, lambda results: results.holds(compared), (compared,))
 
 
 def below(text: str, quantity: Quantity, label: str, *others: str, by: float = 0.0) -> Claim:
     """Return the claim that a row has less of a quantity than others, by a margin."""
     compared = Comparison(quantity, label, others, by, less=True)
-    return Claim(text, lambda results: results.holds(compared), compared)
+    return Claim(text, lambda results: results.holds(compared), (compared,))
 
 
 def exceeds(text: str, quantity: Quantity, label: str, number: float) -> Claim:

@@ -1,6 +1,7 @@
 """Verdicts: whether a measured number agrees with the published one, a claim holds, an order is the same."""
 
 import math
+from typing import NamedTuple
 
 from hatrack.experiments.statistics import FEWEST, LEVEL, Differences, holm, t_test
 from hatrack.recipes.recipe import Claim, Part, Published
@@ -12,14 +13,35 @@ RULES = (  # how a page compares numbers
     "A number agrees with the published one if they differ by no more than two standard errors of the difference; this is a "
     "rough measure with few seeds. Where one side has no standard deviation, that of the other is taken for both.",
     "It is close if they differ by more, but by no more than the tolerance of the table; else it is higher or lower.",
-    "A claim holds or not by the means in the tables.",
-    "Beside a claim is the p-value of Student's test: paired over the n seeds that two rows share, or of a row or a "
-    "correlation against a number. If a row is compared with several, p-values are corrected after Holm: shown is the "
-    "largest if the claim holds, else the smallest of those against it. Of a claim about some of several it is the "
-    "smallest of those for it, else the largest.",
+    "A claim holds or not by the means in the tables: one mean is above another. That alone may be chance, since other "
+    "seeds have other means. Seeds support the answer if the differences at single seeds are so large and so much alike "
+    f"that chance would rarely make them (p < {LEVEL:g}). Where p is larger, the answer may be chance; where nothing was "
+    "tested, it is open whether it is.",
+    "p is of Student's test: paired over the n seeds that two rows share, or of a row or a correlation against a number. If "
+    "there are several comparisons, p-values are corrected after Holm: shown is the largest if the claim holds, else the "
+    "smallest of those against it. Of a claim about some of several it is the smallest of those for it, else the largest. "
+    f"A comparison with fewer than {FEWEST} seeds is not tested: the claim is then tested in part.",
     "Numbers are means ± standard deviations over n seeds.",
 )
-NO_TEST = "—"
+
+
+class Sureness(NamedTuple):
+    """How sure it is that a claim holds, or does not.
+
+    Attributes:
+        words: what stands behind the answer "holds" or "does not hold".
+        test: a p-value and over how many seeds, or why there is none.
+    """
+
+    words: str
+    test: str
+
+
+SUPPORTED = ", and seeds support this"  # behind "holds" or "does not hold"
+PARTLY = " by the means, and seeds support what is tested"
+CHANCE = " by the means, but it may be chance"
+UNTESTED = " by the means, not tested"
+NO_TEST = Sureness(", without a test", "—")  # of no rows, or of such as no test is known for
 
 
 def verdict(ours: MeanStd | None, published: Published | None, tolerance: float = 0.0) -> str:
@@ -51,37 +73,36 @@ def standard_error(ours: MeanStd, published: Published) -> float:
     return math.hypot(stds[0] / math.sqrt(ours.seeds), stds[-1] / math.sqrt(published.runs))
 
 
-def sureness(results: Results, claim: Claim) -> str:
-    """Return how sure it is that a claim holds, or does not: a p-value, and over how many seeds.
+def sureness(results: Results, claim: Claim) -> Sureness:
+    """Return how sure it is that a claim holds, or does not.
 
     Args:
         results: the rows that it is about.
         claim: the claim.
-
-    Returns:
-        A few words; a dash if a row is missing or if no test of the claim is known.
     """
-    answer = claim.holds(results)
-    if answer is None or (claim.compared is None and claim.values is None):
+    answer, found = claim.holds(results), _differences(results, claim)
+    if answer is None or not found:
         return NO_TEST
-    found = list(results.differences(claim.compared).values()) if claim.compared else _per_seed(results, claim)
-    every = answer != (claim.compared is not None and claim.compared.some)  # each difference counts, not one of them alone
+    every = answer != any(one.some for one in claim.compared)  # each difference counts, not one of them alone
     deciding = [k for k, values in enumerate(found) if every or (len(values) and (values.mean() > 0) == answer)]
-    counts = [len(found[k]) for k in deciding]
     tested = [k for k, values in enumerate(found) if len(values) >= FEWEST]
     ps = dict(zip(tested, holm([t_test(found[k]) for k in tested]), strict=True))
+    few = [len(found[k]) for k in deciding if k not in ps]
     if not ps.keys() & deciding:
-        return f"too few seeds to test (n = {min(counts, default=0)})"
+        return Sureness(UNTESTED, f"too few seeds to test (n = {min(few, default=0)})")
     k = (max if every else min)(ps.keys() & deciding, key=ps.__getitem__)
-    if every and min(counts) < FEWEST and ps[k] < LEVEL:  # what was not tested may still be chance; what is known to be, is
-        return f"too few seeds to test (n = {min(counts)})"
     p = ps[k] if (found[k].mean() > 0) == answer else 1.0  # seeds that only one row has may turn a mean
     said = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
-    return f"{said} (n = {len(found[k])})" + ("" if p < LEVEL else ": may be chance")
+    rest = f"; too few seeds for {len(few)} of {len(deciding)} comparisons" if few else ""
+    words = CHANCE if p >= LEVEL else PARTLY if every and few else SUPPORTED
+    return Sureness(words, f"{said} (n = {len(found[k])}){rest}")
 
 
-def _per_seed(results: Results, claim: Claim) -> list[Differences]:
-    return [claim.values(results)] if claim.values else []
+def _differences(results: Results, claim: Claim) -> list[Differences]:
+    """Return what is tested of a claim, per comparison: a number per seed that is above 0 if it holds."""
+    if claim.values:
+        return [claim.values(results)]
+    return [values for compared in claim.compared for values in results.differences(compared).values()]
 
 
 def order(results: Results) -> str:

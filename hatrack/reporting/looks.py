@@ -17,11 +17,11 @@ HUES = {  # on white, on dark
     "indigo": ("#4e3db1", "#abaeff"),
 }
 REFERENCE_LOOKS = {"joint": ("#1f2933", "#e6eaf0"), "random": ("#66717e", "#9aa5b1")}
-METHOD_LOOKS = {  # hue and marker; related methods share a hue where that is possible
+METHOD_LOOKS = {  # hue and marker; related methods share a hue, but not HAT and those that are most often beside it
     "hat": ("green", "circle"),
-    "pmask": ("green", "square"),
-    "packnet": ("green", "triangle"),
-    "lora": ("green", "diamond"),
+    "pmask": ("pink", "diamond"),
+    "packnet": ("ochre", "inverted_triangle"),
+    "lora": ("indigo", "diamond"),
     "sgd": ("vermilion", "circle"),
     "stable-sgd": ("vermilion", "square"),
     "frozen": ("ochre", "triangle"),

@@ -1,5 +1,7 @@
-"""A pass in training mode: which buffers a trunk writes there, and that its backward pass computes no layer again."""
+"""What training does to a trunk: buffers it writes, layers that its backward pass computes again, the switch of mode."""
 
+import copy
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -34,6 +36,39 @@ def written_in_training(trunk: nn.Module, x: Tensor) -> set[str]:
         for name, (buffer, values, version) in before.items()
         if now.get(name) is not buffer or count_writes(buffer) != version or not torch.equal(buffer, values)
     }
+
+
+def check_switch(trunk: nn.Module, names: Collection[str] = ()) -> None:
+    """Raise an error in one line if a trunk computes tensors from its weights when it is switched to evaluation mode.
+
+    Masks and adapters of a task act in the forward pass, and do not reach what was computed before.
+
+    Args:
+        trunk: the trunk.
+        names: those of the weights; none: all that are trained.
+    """
+    own = [type(part).train is not nn.Module.train for part in trunk.modules()]
+    if not any(own) and type(trunk).eval is nn.Module.eval:
+        return
+    twin = copy.deepcopy(trunk)
+    weights = [p for name, p in twin.named_parameters() if (name in names if names else p.requires_grad)]
+    if found := _written_by_switch(twin, weights):
+        raise ValueError(
+            f"the trunk computes {found[0]!r} from its weights when eval() is called, where masks and adapters of a task "
+            "can't reach: compute it in forward, or take the method independent, which has a trunk per task"
+        )
+
+
+@torch.no_grad()
+def _written_by_switch(trunk: nn.Module, weights: list[nn.Parameter]) -> list[str]:
+    """Return the tensors of a trunk whose values the switch to evaluation mode changes, after its weights have changed."""
+    trunk.eval()
+    for weight in weights:
+        weight.mul_(2).add_(1)
+    trunk.train()
+    before = {name: (t, t.clone()) for name, t in (*trunk.named_parameters(), *trunk.named_buffers())}
+    trunk.eval()
+    return [name for name, (t, old) in before.items() if not torch.allclose(t, old, 0, 0, equal_nan=True)]
 
 
 class _NoLayers(TorchFunctionMode):

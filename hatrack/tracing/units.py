@@ -143,6 +143,16 @@ class Units:
         units.trunk = trunk
         return units
 
+    def check_training(self, twin: nn.Module, x: Tensor) -> None:
+        """Raise an error in one line if the trunk calls something in training mode that the example did not show.
+
+        Args:
+            twin: a copy of the trunk, in training mode.
+            x: inputs; what a trunk calls only for others, or by chance, is refused in training.
+        """
+        with seeded(0, "units"), torch.enable_grad():
+            self._run(twin, x, torch.ones(self.count, dtype=torch.bool, device=x.device), {})
+
     def run(self, x: Tensor, gates: Tensor, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
         """Run the trunk with gates.
 

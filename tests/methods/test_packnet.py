@@ -1,6 +1,7 @@
 """PackNet: what is pruned, who owns it, and its guarantee against attempts to break it."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -244,6 +245,33 @@ def test_parts_that_the_user_froze_stay_whole():
     learn(method, tasks, short())
     assert method.packed == ["trunk.3.weight"]
     assert torch.equal(before, trunk[1].weight)
+
+
+def partly_frozen(tasks, ending):
+    trunk = mlp(tasks[0].shape, widths=(12, 12), dropout=0.0, input_dropout=0.0)
+    for name, parameter in trunk.named_parameters():
+        parameter.requires_grad_(not name.endswith(ending))
+    return Network(trunk, [3, 3], torch.zeros(2, 1, 4, 4))
+
+
+def test_biases_that_the_first_task_alone_trains_are_told_where_no_weight_is_packed():
+    tasks = toy_tasks(2)
+    with pytest.warns(UserWarning, match=r"trunk\.1\.bias, trunk\.3\.bias: biases='task'") as caught:
+        method = PackNet(partly_frozen(tasks, "weight"))
+    assert [w.filename for w in caught] == [__file__]
+    learn(method, tasks[:1], short())
+    before = method.net.trunk[1].bias.clone()
+    learn(method, tasks[1:], short())
+    assert torch.equal(before, method.net.trunk[1].bias)
+
+
+@pytest.mark.parametrize(("ending", "options"), [("weight", {"biases": "task"}), (("weight", "bias"), {}), ("bias", {})])
+def test_packnet_says_nothing_where_later_tasks_train_something_or_all_is_frozen(ending, options):
+    tasks = toy_tasks(2)
+    net = partly_frozen(tasks, ending)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PackNet(net, **options)
 
 
 def test_protection_survives_a_load_that_replaces_the_parameters():

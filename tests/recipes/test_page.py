@@ -12,7 +12,7 @@ from hatrack.recipes import RECIPES
 from hatrack.recipes.page import csv_text, head_groups, main_table, page_texts, write_page
 from hatrack.recipes.plots import fullest, ratio_lines, row_looks, sweep
 from hatrack.recipes.quantities import Quantity, summary
-from hatrack.recipes.recipe import Recipe
+from hatrack.recipes.recipe import Recipe, above
 from hatrack.recipes.results import Records, Results, index
 from hatrack.reporting.looks import look
 from tests.helpers.records import ACCURACY, make, with_spec
@@ -70,7 +70,28 @@ def test_the_markdown_page_links_to_the_paper(records):
 def test_the_page_counts_what_it_shows(records, tmp_path):
     text = re.sub(r"<[^>]+>", " ", write_page(RECIPE, records, tmp_path).read_text())
     assert re.search(r"Rows with all their records\s+4 of 5", text)
-    assert re.search(r"Claims of the paper that hold\s+1 of 2\s+Waiting for rows that are not run yet: 1", text)
+    assert re.search(
+        r"Claims of the paper that hold\s+1 of 2\s+By the means.*Waiting for rows that are not run yet: 1", text
+    )
+
+
+def test_the_page_tells_what_holds_by_the_means_from_what_seeds_support(tmp_path):
+    """Of two claims that hold, HAT is ahead of SGD at every seed, and of EWC at two of three."""
+    values = {"hat": (0.80, 0.82, 0.84), "sgd": (0.70, 0.70, 0.70), "ewc": (0.79, 0.83, 0.81)}
+    found = index(
+        with_spec(make(method, 0, [[value, value], [value, value]]), seed=seed)
+        for method, group in values.items()
+        for seed, value in enumerate(group)
+    )
+    claims = tuple(above(f"over {other}", summary("accuracy"), "HAT", other) for other in ("SGD", "EWC"))
+    recipe = replace(RECIPE, parts=(replace(PART, claims=claims),))
+    html, markdown = write_page(recipe, found, tmp_path).read_text(), (tmp_path / "toy.md").read_text()
+    assert "| over SGD | **holds**, and seeds support this | p = 0.009 (n = 3) |" in markdown
+    assert "| over EWC | **holds** by the means, but it may be chance | p = 0.48 (n = 3) |" in markdown
+    text = re.sub(r"<[^>]+>", "", html)
+    assert "holds, and seeds support this: p = 0.009" in text
+    assert "holds by the means, but it may be chance: p = 0.48" in text
+    assert re.search(r"hold\s*2 of 2\s*By the means. Seeds support 1 of those that hold, and 0 of those that do not", text)
 
 
 def test_texts_of_the_markdown_page_are_no_markup_on_the_html_page(records, tmp_path):

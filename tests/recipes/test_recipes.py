@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hatrack.cli import execute
@@ -184,7 +185,8 @@ def test_what_000_concludes_of_forgetting_and_of_pnn(records):
     for network, labels in {"AlexNet": ("hat", "sgd"), "ResNet-18, norms per task": ("hat-bn", "sgd")}.items():
         (claim,) = (claim for text, claim in claims.items() if text.endswith(f"regardless of the architecture ({network})."))
         kind = network.partition("-")[0].lower().removesuffix("net") + "net"
-        assert [claim.compared.label, *claim.compared.others] == [f"{kind}-{label}" for label in labels]
+        (compared,) = claim.compared
+        assert [compared.label, *compared.others] == [f"{kind}-{label}" for label in labels]
         assert claim.holds(results) is True
     (claim,) = (claim for text, claim in claims.items() if text.startswith("PNN shows a higher bias"))
     pnn, sgd, hat = (results.mean(f"alexnet-{label}", summary("learning")) for label in ("pnn", "sgd", "hat"))
@@ -303,3 +305,19 @@ def test_references_of_the_quick_version_have_the_same_tasks(name):
         for row in part.rows:
             for label in rows.keys() & {*row.joint, row.random} if row.joint else ():
                 assert rows[label].run.benchmark_options == row.run.benchmark_options, (part.name, row.label, label)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_quick_version_draws_every_sweep(name):
+    """Its sequences are shorter, so that a quantity after ten tasks would have no value."""
+    rng = np.random.default_rng(0)
+    for part in quick(RECIPES[name]).parts:
+        found = [
+            replace(
+                make(row.run.method, 0, rng.random((5, 5)), "abcde"), spec=Spec.from_dict(row.run.spec), name=row.run.name
+            )
+            for row in part.rows
+        ]
+        results = Results(part, index(found))
+        if any(row.x is not None for row in part.rows):
+            assert [plot.name for plot in part.plots if plot.draw(results) is None] == []

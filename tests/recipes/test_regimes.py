@@ -60,7 +60,7 @@ def test_a_claim_that_two_things_go_together_takes_all_tasks_of_all_rows_at_ever
     assert expected == [pytest.approx(1), pytest.approx(-0.2)]  # ranks 4 3 1 2 with 4 3 1 2, and with 1 4 2 3
     assert claim.values(results) == pytest.approx(expected)
     assert claim.holds(results) is True
-    assert sureness(results, claim) == "too few seeds to test (n = 2)"
+    assert sureness(results, claim).test == "too few seeds to test (n = 2)"
     turned = {key: tuple((top, -lost) for top, lost in values) for key, values in PAIRS.items()}
     assert claim.holds(of(turned)) is False
 

@@ -10,6 +10,7 @@ from scipy.stats import ttest_1samp
 from hatrack.experiments.record_parts import Routed
 from hatrack.experiments.spec import Run
 from hatrack.inspection.flatness import Flatness
+from hatrack.recipes.hat_table_1 import all_of
 from hatrack.recipes.quantities import (
     References,
     accuracy_on,
@@ -24,9 +25,9 @@ from hatrack.recipes.quantities import (
     share_of_bound,
     summary,
 )
-from hatrack.recipes.recipe import Claim, Part, Published, Row, above, above_some, below, exceeds
+from hatrack.recipes.recipe import Claim, Comparison, Part, Published, Row, above, above_some, below, exceeds
 from hatrack.recipes.results import Results, index, rank_correlation
-from hatrack.recipes.verdicts import order, sureness, verdict
+from hatrack.recipes.verdicts import CHANCE, NO_TEST, PARTLY, SUPPORTED, UNTESTED, order, sureness, verdict
 from hatrack.reporting.measures import MeanStd
 from tests.helpers.records import ACCURACY as MATRICES
 from tests.helpers.records import make, with_spec
@@ -159,18 +160,21 @@ def test_the_p_value_of_a_claim_by_hand():
     # differences 0.10, 0.12, 0.14: t = 0.12 / (0.02 / sqrt 3), 2 degrees of freedom
     found = at_seeds(hat=[0.80, 0.82, 0.84], sgd=[0.70, 0.70, 0.70], ewc=[0.79, 0.83, 0.81])
     p = ttest_1samp([0.10, 0.12, 0.14], 0).pvalue
-    assert sureness(found, above("", ACCURACY, "HAT", "SGD")) == f"p = {p:.3f} (n = 3)"
-    assert sureness(found, below("", ACCURACY, "SGD", "HAT")) == f"p = {p:.3f} (n = 3)"
-    assert sureness(found, above("", ACCURACY, "SGD", "HAT")) == f"p = {p:.3f} (n = 3)"  # so sure is it that it fails
+    assert sureness(found, above("", ACCURACY, "HAT", "SGD")) == (SUPPORTED, f"p = {p:.3f} (n = 3)")
+    assert sureness(found, below("", ACCURACY, "SGD", "HAT")) == (SUPPORTED, f"p = {p:.3f} (n = 3)")
+    assert sureness(found, above("", ACCURACY, "SGD", "HAT")) == (
+        SUPPORTED,
+        f"p = {p:.3f} (n = 3)",
+    )  # so sure is it that it fails
     # with a margin of 0.05 the differences are 0.05, 0.07, 0.09
     p = ttest_1samp([0.05, 0.07, 0.09], 0).pvalue
-    assert sureness(found, above("", ACCURACY, "HAT", "SGD", by=0.05)) == f"p = {p:.3f} (n = 3)"
+    assert sureness(found, above("", ACCURACY, "HAT", "SGD", by=0.05)) == (SUPPORTED, f"p = {p:.3f} (n = 3)")
     # against two: the weaker of them decides, which Holm's correction leaves alone
     p = ttest_1samp([0.01, -0.01, 0.03], 0).pvalue
-    assert sureness(found, above("", ACCURACY, "HAT", "SGD", "EWC")) == f"p = {p:.2f} (n = 3): may be chance"
+    assert sureness(found, above("", ACCURACY, "HAT", "SGD", "EWC")) == (CHANCE, f"p = {p:.2f} (n = 3)")
     # it fails because of both: the surer p-value, twice as large after Holm
     p = 2 * ttest_1samp([0.10, 0.12, 0.14], 0).pvalue
-    assert sureness(found, above("", ACCURACY, "SGD", "HAT", "EWC")) == f"p = {p:.3f} (n = 3)"
+    assert sureness(found, above("", ACCURACY, "SGD", "HAT", "EWC")) == (SUPPORTED, f"p = {p:.3f} (n = 3)")
 
 
 def test_a_claim_about_some_of_several():
@@ -179,12 +183,12 @@ def test_a_claim_about_some_of_several():
     assert some.holds(found) is True
     assert above("", ACCURACY, "HAT", "SGD", "EWC").holds(found) is False, "the control: not of all"
     p = 2 * ttest_1samp([0.10, 0.12, 0.14], 0).pvalue  # against SGD; twice as large after Holm
-    assert sureness(found, some) == f"p = {p:.3f} (n = 3)"
+    assert sureness(found, some) == (SUPPORTED, f"p = {p:.3f} (n = 3)")
     none = above_some("", ACCURACY, "SGD", "HAT", "EWC")
     assert none.holds(found) is False
     sure, less_sure = sorted(ttest_1samp(values, 0).pvalue for values in ([0.10, 0.12, 0.14], [0.15, 0.16, 0.20]))
     assert 2 * sure > less_sure, "so that both are as large after Holm; it fails only if both are better"
-    assert sureness(found, none) == f"p = {2 * sure:.3f} (n = 3)"
+    assert sureness(found, none) == (SUPPORTED, f"p = {2 * sure:.3f} (n = 3)")
 
 
 def test_a_claim_about_some_of_several_with_a_missing_row():
@@ -198,21 +202,23 @@ def test_a_claim_with_a_number_per_seed_is_tested_against_zero():
     found = at_seeds(hat=[0.80])
     p = ttest_1samp([0.1, 0.3, 0.4], 0).pvalue
     assert sureness(found, Claim("", lambda _: True, values=lambda _: np.array([0.1, 0.3, 0.4]))) == (
-        f"p = {p:.3f} (n = 3): may be chance"
+        CHANCE,
+        f"p = {p:.3f} (n = 3)",
     )
     against = Claim("", lambda _: False, values=lambda _: np.array([-0.1, -0.12, -0.14]))
-    assert sureness(found, against) == f"p = {ttest_1samp([0.10, 0.12, 0.14], 0).pvalue:.3f} (n = 3)"
+    assert sureness(found, against) == (SUPPORTED, f"p = {ttest_1samp([0.10, 0.12, 0.14], 0).pvalue:.3f} (n = 3)")
     assert sureness(found, Claim("", lambda _: True, values=lambda _: np.array([0.1, 0.3]))) == (
-        "too few seeds to test (n = 2)"
+        UNTESTED,
+        "too few seeds to test (n = 2)",
     )
 
 
 def test_a_claim_without_seeds_is_not_tested():
     found = at_seeds(hat=[0.80, 0.82], sgd=[0.70, 0.70, 0.71])
-    assert sureness(found, above("", ACCURACY, "HAT", "SGD")) == "too few seeds to test (n = 2)"
-    assert sureness(found, above("", ACCURACY, "SGD", "HAT")) == "too few seeds to test (n = 2)"
-    assert sureness(found, above("", ACCURACY, "HAT", "EWC")) == "—"
-    assert sureness(found, Claim("", lambda r: True)) == "—"
+    assert sureness(found, above("", ACCURACY, "HAT", "SGD")) == (UNTESTED, "too few seeds to test (n = 2)")
+    assert sureness(found, above("", ACCURACY, "SGD", "HAT")) == (UNTESTED, "too few seeds to test (n = 2)")
+    assert sureness(found, above("", ACCURACY, "HAT", "EWC")) == NO_TEST
+    assert sureness(found, Claim("", lambda r: True)) == NO_TEST
 
 
 def test_a_claim_about_a_number_is_tested_over_seeds():
@@ -220,23 +226,35 @@ def test_a_claim_about_a_number_is_tested_over_seeds():
     near = exceeds("", ACCURACY, "HAT", 0.9)
     assert near.holds(found) is False  # the mean is 0.8993, which says nothing at three seeds
     p = ttest_1samp([-0.01, 0.01, -0.002], 0).pvalue
-    assert sureness(found, near) == f"p = {p:.2f} (n = 3): may be chance"
+    assert sureness(found, near) == (CHANCE, f"p = {p:.2f} (n = 3)")
     clear = exceeds("", ACCURACY, "SGD", 0.5)
     assert clear.holds(found) is True
     assert ttest_1samp([0.20, 0.21, 0.22], 0).pvalue < 0.001
-    assert sureness(found, clear) == "p < 0.001 (n = 3)"
+    assert sureness(found, clear) == (SUPPORTED, "p < 0.001 (n = 3)")
     one = exceeds("", ACCURACY, "EWC", 0.9)
     assert one.holds(found) is False
-    assert sureness(found, one) == "too few seeds to test (n = 1)"
+    assert sureness(found, one) == (UNTESTED, "too few seeds to test (n = 1)")
     assert exceeds("", ACCURACY, "EWC", 0.9).holds(at_seeds(hat=[0.5])) is None
 
 
 def test_a_claim_with_a_row_of_few_seeds_may_be_known_to_be_chance():
     found = at_seeds(hat=[0.80, 0.82, 0.84], sgd=[0.79, 0.83, 0.81], ewc=[0.60])
     p = ttest_1samp([0.01, -0.01, 0.03], 0).pvalue  # against SGD; EWC has one seed
-    assert sureness(found, above("", ACCURACY, "HAT", "SGD", "EWC")) == f"p = {p:.2f} (n = 3): may be chance"
+    rest = "; too few seeds for 1 of 2 comparisons"
+    assert sureness(found, above("", ACCURACY, "HAT", "SGD", "EWC")) == (CHANCE, f"p = {p:.2f} (n = 3){rest}")
     sure = at_seeds(hat=[0.80, 0.82, 0.84], sgd=[0.70, 0.70, 0.70], ewc=[0.60])
-    assert sureness(sure, above("", ACCURACY, "HAT", "SGD", "EWC")) == "too few seeds to test (n = 1)"
+    p = ttest_1samp([0.10, 0.12, 0.14], 0).pvalue
+    assert sureness(sure, above("", ACCURACY, "HAT", "SGD", "EWC")) == (PARTLY, f"p = {p:.3f} (n = 3){rest}")
+    # it fails as SGD alone shows, whatever the comparison with one seed would say
+    assert sureness(sure, above("", ACCURACY, "SGD", "HAT", "EWC")) == (SUPPORTED, f"p = {p:.3f} (n = 3)")
+
+
+def test_a_claim_of_several_comparisons_is_tested_as_one():
+    found = at_seeds(hat=[0.80, 0.82, 0.84], sgd=[0.70, 0.71, 0.72], ewc=[0.60])
+    both = all_of("", [Comparison(ACCURACY, "HAT", ("SGD", "EWC")), Comparison(ACCURACY, "EWC", ("SGD",), by=-1.0)])
+    assert both.holds(found) is True
+    p = ttest_1samp([0.10, 0.11, 0.12], 0).pvalue  # the one comparison with three seeds
+    assert sureness(found, both) == (PARTLY, f"p = {p:.3f} (n = 3); too few seeds for 2 of 3 comparisons")
 
 
 def test_quantities_by_hand(results):

@@ -39,6 +39,12 @@ def test_every_method_has_a_look_of_its_own() -> None:
     assert len({(look(name).colour, look(name).marker) for name in METHODS}) == len(METHODS)
 
 
+def test_methods_that_keep_masks_and_are_compared_most_often_have_a_hue_each() -> None:
+    """By markers alone a newcomer could not tell them apart; all hues are far apart with colour blindness, see below."""
+    hues = [METHOD_LOOKS[name][0] for name in ("hat", "pmask", "packnet", "lora", "sgd", "ewc")]
+    assert len(set(hues)) == len(HUES) == 6
+
+
 def test_a_look_depends_on_the_name_alone() -> None:
     assert look("mymethods:Mine") == look("mymethods:Mine")
     assert look("mymethods:Mine").marker in ("hex", "star"), "no method of the package has these"

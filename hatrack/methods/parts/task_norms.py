@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from hatrack.networks.freezing import has_buffers
 from hatrack.seeds import generator, seeded
 from hatrack.tasks.split import Split
 from hatrack.tracing.norm_calls import NORMS, arguments
-from hatrack.tracing.training_pass import count_writes
+from hatrack.tracing.training_pass import check_switch, count_writes
 from hatrack.tracing.wrappers import check_modules, copied
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class TaskNorms(nn.Module):
     def __init__(self, net: "Network", *, shared: bool = False, more: Sequence[str] = ()) -> None:
         super().__init__()
         check_modules(net.trunk)
+        check_switch(net.trunk)
         found = own_tensors(net)
         self.names, self.shared = [*found, *(name for name in more if name not in found)], shared
         state = _tensors(net.trunk)
@@ -183,22 +185,51 @@ def own_tensors(net: "Network") -> list[str]:
     writes. Parts that the user froze are left out."""
     twin = copied(net.trunk, net.example).train()
     net.keep_frozen(twin)
+    with _FindNorms() as norms:
+        written = _written(twin, net.example)
+    names = []
+    for name, tensor in _tensors(twin).items():
+        frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+        in_frozen_part = any(name == f or name.startswith(f"{f}.") for f in net.frozen)
+        if not in_frozen_part and (name in written or (not frozen and id(tensor) in norms.found)):
+            names.append(name)
+    return names
+
+
+def check_frozen(net: "Network", method: str) -> None:
+    """Raise an error in one line if a trunk that is frozen after the first task, as this method does, still moves tensors.
+
+    Then every module that has buffers is in evaluation mode, and all others are not.
+    """
+    try:
+        twin = copied(net.trunk, net.example).train()
+        net.keep_frozen(twin)
+        for module in filter(has_buffers, twin.modules()):
+            module.training = False
+        with torch.no_grad():
+            written = _written(twin, net.example)
+    except Exception:  # it can't be copied, or be trained on so few images: what it moves shows in training
+        return
+    if written:
+        raise ValueError(
+            f"in training mode the trunk changes {min(written)!r}, as a moving average does, but {method} keeps the trunk "
+            "as the first task leaves it; hat, pmask, packnet and independent give such tensors to every task"
+        )
+
+
+def _written(twin: nn.Module, example: Tensor) -> set[str]:
+    """Run a copy of a trunk, and return the names of the tensors that it writes."""
     before = {name: (t, t.clone(), count_writes(t)) for name, t in _tensors(twin).items()}
-    with seeded(0, "norms"), _FindNorms() as norms:
-        twin(torch.cat([net.example, net.example]))  # at least two images: a batch of one has no variance
-    after, names = _tensors(twin), []
-    for name, (tensor, old, version) in before.items():
+    with seeded(0, "norms"):
+        twin(torch.cat([example, example]))  # at least two images: a batch of one has no variance
+    after = _tensors(twin)
+    for name, (tensor, _, _) in before.items():
         if after.get(name) is not tensor:
             raise ValueError(
                 f"the trunk replaces its buffer {name!r} in a forward pass; let it write in place, as copy_ does"
             )
-        frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
-        in_frozen_part = any(name == f or name.startswith(f"{f}.") for f in net.frozen)
-        # The version misses writes through `.data`, and the values miss writes of the same values.
-        written = count_writes(tensor) != version or not torch.equal(tensor, old)
-        if not in_frozen_part and (written or (not frozen and id(tensor) in norms.found)):
-            names.append(name)
-    return names
+    # The version misses writes through `.data`, and the values miss writes of the same values.
+    return {name for name, (t, old, count) in before.items() if count_writes(t) != count or not torch.equal(t, old)}
 
 
 def _tensors(trunk: nn.Module) -> dict[str, Tensor]:
