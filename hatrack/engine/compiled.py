@@ -26,6 +26,7 @@ from hatrack.engine.graph import capture, check_copies, result_signature
 from hatrack.engine.realized import teach_compiler
 from hatrack.engine.rollback import Rollback, restore_afterwards
 from hatrack.engine.signature import OperationLog, input_signature
+from hatrack.registry import load
 
 Run = Callable[..., Tensor]
 OPTIONS = {
@@ -68,7 +69,7 @@ def import_compiler() -> None:
 
 def _import() -> None:
     with suppress(Exception):  # who needs it imports it again, and gets the error
-        import torch._inductor.compile_fx  # noqa: F401
+        load("torch._inductor.compile_fx:compile_fx")
 
 
 class Compiled:
