@@ -71,6 +71,7 @@ def import_compiler() -> None:
 def _import() -> None:
     with suppress(Exception):  # who needs it imports it again, and gets the error
         load("torch._inductor.compile_fx:compile_fx")
+        load("torch._inductor.codecache:torch_key")()  # a hash of torch's files, by which code on the disk is found
 
 
 class Compiled:
