@@ -1,5 +1,6 @@
 """`python -m hatrack` and the program `hatrack`: the command line."""
 
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -19,7 +20,10 @@ def main(words: Sequence[str] | None = None) -> int:
         end_at_ctrl_c()
     from hatrack.cli.group import main as run  # not above: it takes most of the time in which nothing handles Ctrl-C
 
-    return run(words)
+    code = run(words)
+    if words is None:
+        gc.freeze()  # the process ends: to look for garbage among all objects of torch would take a second
+    return code
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Tables of methods, benchmarks and networks: names, what each is, and where it is defined; imported when it is used."""
 
+import gc
 import hashlib
 import importlib
 import inspect
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, cast
@@ -123,10 +125,24 @@ def undefined(method: str, scenario: str, scenarios: tuple[str, ...]) -> str:
 def load(place: str) -> Any:
     """Import what is defined at "module:name" and return it."""
     module, _, name = place.partition(":")
-    found = importlib.import_module(module)
+    with _no_garbage_collection():
+        found = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
     return found
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Within it Python does not look for garbage. To import torch and its compiler makes several 100,000 objects, most of
+    which stay; to look through them again and again takes a quarter of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def load_own(place: str) -> Any:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -23,9 +23,11 @@ from torch.random import fork_rng
 from hatrack.engine import decompositions
 from hatrack.engine.decompositions import CHANGE_LAYOUT, DECOMPOSITIONS
 from hatrack.engine.graph import capture, check_copies, result_signature
+from hatrack.engine.helpers import is_known, remember
 from hatrack.engine.realized import teach_compiler
 from hatrack.engine.rollback import Rollback, restore_afterwards
 from hatrack.engine.signature import OperationLog, input_signature
+from hatrack.registry import load
 
 Run = Callable[..., Tensor]
 OPTIONS = {
@@ -68,7 +70,8 @@ def import_compiler() -> None:
 
 def _import() -> None:
     with suppress(Exception):  # who needs it imports it again, and gets the error
-        import torch._inductor.compile_fx  # noqa: F401
+        load("torch._inductor.compile_fx:compile_fx")
+        load("torch._inductor.codecache:torch_key")()  # a hash of torch's files, by which code on the disk is found
 
 
 class Compiled:
@@ -203,7 +206,8 @@ def compile_graph(graph: fx.GraphModule, inputs: list[Tensor], key: str) -> Run:
     """Translate a graph with torch's compiler.
 
     The compiler also caches its code on disk for other processes. Its own cache key does not tell which tensors share
-    memory. Ours does, so it becomes a part of the compiler's key.
+    memory. Ours does, so it becomes a part of the compiler's key. For code that is there already the compiler starts no
+    processes of its own: this process would have to wait at its end until they have ended.
     """
     with warnings.catch_warnings():  # those that the compiler itself raises
         warnings.simplefilter("ignore")
@@ -215,9 +219,14 @@ def compile_graph(graph: fx.GraphModule, inputs: list[Tensor], key: str) -> Run:
         teach_compiler()
         logging.getLogger("torch._inductor.select_algorithm").setLevel(logging.ERROR)  # its messages do not help users
         has_lists = any("_foreach_" in str(node.target) for node in graph.graph.nodes)
-        options = OPTIONS | {"loop_ordering_after_fusion": not has_lists}  # torch 2.11 fails on operations on tensor lists
+        options: dict[str, Any] = OPTIONS | {"loop_ordering_after_fusion": not has_lists}  # torch 2.11 fails on tensor lists
         fake_mode = FakeTensorMode(shape_env=ShapeEnv())  # without a ShapeEnv the cache on disk is not used
         fakes = [fake_mode.from_tensor(t, static_shapes=True) for t in inputs]
         tag = hashlib.sha256(key.encode()).hexdigest()
+        name = f"code {tag} {sorted(options.items())} {torch.__version__}"
+        if is_known(name):
+            options["compile_threads"] = 1
         with tracing(TracingContext(fake_mode)), torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
-            return cast(Run, compile_fx(graph, fakes, config_patches=options))
+            code = cast(Run, compile_fx(graph, fakes, config_patches=options))
+        remember(name)
+        return code

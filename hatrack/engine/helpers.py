@@ -175,7 +175,7 @@ def _cache_folder() -> Path:
 
 
 def is_known(name: str) -> bool:
-    """Return whether the code of a job was left in the compiler's cache before. It is a hint that saves helpers."""
+    """Return whether the code of a job was left in the compiler's cache before. It is a hint that saves processes."""
     return _mark(name).exists()
 
 

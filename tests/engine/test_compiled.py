@@ -3,6 +3,7 @@
 import copy
 import threading
 import time
+import warnings
 
 import pytest
 import torch
@@ -275,10 +276,20 @@ def test_the_real_compiler():
 @pytest.mark.slow
 @needs_a_compiler
 def test_the_next_process_finds_the_compiled_code(monkeypatch, tmp_path):
-    from torch._dynamo.utils import counters
+    """And needs no processes that compile: for one thread torch starts none."""
+    with warnings.catch_warnings(action="ignore"):  # those of the import
+        from torch._dynamo.utils import counters
+        from torch._inductor import compile_fx
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    weight, draws = torch.ones(5), torch.randn(4, 5)
+    weight, draws, threads, real = torch.ones(5), torch.randn(4, 5), [], compile_fx.compile_fx
+
+    def seen(*given, config_patches=None, **more):
+        if config_patches:  # it calls itself without
+            threads.append(config_patches.get("compile_threads"))
+        return real(*given, config_patches=config_patches, **more)
+
+    monkeypatch.setattr(compile_fx, "compile_fx", seen)
     for found in (0, 1):
         monkeypatch.setattr(compiled, "_code_cache", {})  # as in another process
         counters.clear()
@@ -288,6 +299,7 @@ def test_the_next_process_finds_the_compiled_code(monkeypatch, tmp_path):
         torch.testing.assert_close(weight, before - 0.1 * (draws * before).sum(0))
         assert not step.failed
         assert counters["inductor"]["fxgraph_cache_hit"] == found
+    assert threads == [None, 1]
 
 
 @needs_a_compiler

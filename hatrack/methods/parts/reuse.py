@@ -8,7 +8,7 @@ from torch import Tensor
 
 def overlaps(rows: Tensor) -> Tensor:
     """Return how many entries two tasks have in common (tasks, tasks), given bools (tasks, weights)."""
-    common = [[(one & other).sum() for other in rows] for one in rows]
+    common = [[torch.count_nonzero(one & other) for other in rows] for one in rows]
     return torch.stack([torch.stack(row) for row in common]).double().cpu()
 
 
