@@ -212,8 +212,8 @@ RECIPE = Recipe(
             "vgg",
             "Proposed by 002: a pretrained network whose convolutions are frozen",
             "A VGG-like network is trained on CIFAR-10; its convolutions stay as they are, and EWC protects the other "
-            "layers on CIFAR-100 in five tasks. One seed at least, 30 epochs, plain SGD at 0.05, for which the springs of "
-            "EWC have their limit.",
+            "layers on CIFAR-100 in five tasks, with a head for each. One seed at least, at most 30 epochs per task, plain "
+            "SGD at 0.05, for which the springs of EWC (strength 200) have their limit of 10.",
             (
                 Row(NONE, on_cifar("sgd"), (0,)),
                 Row("EWC", on_cifar("ewc"), (0,)),

@@ -25,16 +25,16 @@ def cell(measure: Measure, value: MeanStd | None, seeds: int = 0) -> str:
 
 
 def ratio_by_tasks(results: Results) -> Grid | None:
-    """Return the forgetting ratio of every row after every number of tasks."""
+    """Return the forgetting ratio of every row after every number of tasks that one of them has it for."""
     lines = {label: found for label, row in results.rows.items() if not row.reference and (found := results.ratios(label))}
     if not lines:
         return None
-    tasks = max(len(line) for found in lines.values() for line in found)
+    known = sorted({t for found in lines.values() for line in found for t in np.flatnonzero(~np.isnan(line))})
     rows = []
     for label, found in lines.items():
-        values = [[line[t] for line in found if t < len(line)] for t in range(tasks)]
+        values = [[line[t] for line in found if t < len(line)] for t in known]
         rows.append([label, str(len(found)), *(cell(RATIO, mean_std(column), len(found)) for column in values)])
-    heads = ["approach", "n", *(f"t = {t + 1}" for t in range(tasks))]
+    heads = ["approach", "n", *(f"t = {t + 1}" for t in known)]
     return Grid("Forgetting ratio after every number of tasks", heads, rows)
 
 

@@ -35,7 +35,21 @@ def P(mean: float, std: float | None = None) -> Published:  # noqa: N802
     return Published(mean, std, 10)
 
 
-HEADS_NOTE = "Heads of single tasks are not averaged; the authors' code averages them with their initial values."
+HAT_NOTE = (
+    "Gates are binary when a task is finished, where the authors' code leaves them soft, and the validation loss does not "
+    "have the price of capacity in it, as it has there."
+)
+EWC_NOTE = (
+    "The outcome of the authors' search on the mixture, as their code has it. So strong a penalty makes many springs "
+    "stiffer than plain SGD can follow at its first learning rate: the training loss of later tasks stays in the tens or "
+    "hundreds until the rate falls, and only clipping bounds it (see the page of ewc). Their code adds the penalty to the "
+    "validation loss, by which the rate falls and the best epoch is chosen; ours does not, and we believe this to be the "
+    "reason of a difference."
+)
+IMM_MEAN_NOTE = (
+    "Heads of single tasks are not averaged; the authors' code averages them with their initial values. It also adds the "
+    "pull to the validation loss that chooses the best epoch; here it is the plain loss."
+)
 PATHNET_NOTE = "At most 60 epochs for each of two paths, so 120 per task; the paper's code has 200, so 400."
 LFL_NOTE = "The authors' code adds the pull to the validation loss that chooses the best epoch; here it is the plain loss."
 PNN_NOTE = (
@@ -43,7 +57,7 @@ PNN_NOTE = (
     "to the outputs, about a third, that are never used; without these 4.5 million are left on ten tasks."
 )
 APPROACHES = (
-    Approach("HAT", "hat", P(-0.02, 0.03), P(-0.06, 0.01)),
+    Approach("HAT", "hat", P(-0.02, 0.03), P(-0.06, 0.01), note=HAT_NOTE),
     Approach("PNN", "pnn", P(-0.11, 0.10), P(-0.11, 0.01), {"columns": "budget"}, seeds=(0,), note=PNN_NOTE),
     Approach("PathNet", "pathnet", P(-0.09, 0.16), P(-0.17, 0.23), clip=1e3, epochs=60, seeds=(0,), note=PATHNET_NOTE),
     Approach(
@@ -53,11 +67,9 @@ APPROACHES = (
         P(-0.25, 0.03),
         {"strength": 5000.0, "limit": 0.0, "anchors": "mean", "estimator": "batches"},
         clip=100,
-        note="The outcome of the authors' search, as their code has it. What may explain a difference: their code adds the "
-        "penalty to the validation loss that chooses the best epoch, holds out 10 % of cifar where the paper says 15 %, and "
-        "was searched on the mixture.",
+        note=EWC_NOTE,
     ),
-    Approach("IMM-mean", "imm-mean", P(-0.12, 0.10), P(-0.42, 0.04), note=HEADS_NOTE),
+    Approach("IMM-mean", "imm-mean", P(-0.12, 0.10), P(-0.42, 0.04), note=IMM_MEAN_NOTE),
     Approach("SGD-F", "frozen", P(-0.20, 0.15), P(-0.44, 0.06)),
     Approach(
         "IMM-mode",

@@ -207,12 +207,21 @@ def main_table(results: Results) -> Grid:
     head = ["approach", "n"]
     for quantity in part.columns:
         title = quantity.measure.title + (", %" if quantity.measure.unit == "%" else "")
-        head += [title + PUBLISHED, "ours", "difference", "verdict"] if _is_published(part, quantity) else [title]
+        head += (
+            [title + PUBLISHED, *_compared(part, "ours", "difference", "verdict")]
+            if _is_published(part, quantity)
+            else [title]
+        )
     rows = []
     for row in _shown(results):
         cells = [c for quantity in part.columns for c in _cells(results, row, quantity)]
         rows.append([row.label, str(len(results.records(row.label))), *cells])
     return Grid("", head, rows)
+
+
+def _compared(part: Part, ours: str, difference: str, words: str) -> list[str]:
+    """Return cells beside a published number. Where only the order can be compared, a difference would mean nothing."""
+    return [ours, words] if part.order_by else [ours, difference, words]
 
 
 def _is_published(part: Part, quantity: Quantity) -> bool:
@@ -223,7 +232,8 @@ def _cells(results: Results, row: Row, quantity: Quantity) -> list[str]:
     ours, published, measure = results.summary(row.label, quantity), row.published.get(quantity.key), quantity.measure
     count = len(results.records(row.label))
     if any(map(math.isinf, results.values(row.label, quantity))):
-        return ["not finite"] if not _is_published(results.part, quantity) else [MISSING, "not finite", MISSING, MISSING]
+        rest = [MISSING, *_compared(results.part, "not finite", MISSING, MISSING)]
+        return rest if _is_published(results.part, quantity) else ["not finite"]
     if not _is_published(results.part, quantity):
         return [cell(measure, ours, count)]
     given = cell(measure, MeanStd(published.mean, published.std, 0)) if published else MISSING
@@ -234,7 +244,7 @@ def _cells(results: Results, row: Row, quantity: Quantity) -> list[str]:
         words = "order only" if published and ours else verdict(ours, published)
     else:
         words = verdict(ours, published, results.part.tolerance.get(quantity.key, 0.0))
-    return [given, cell(measure, ours, count), difference, words]
+    return [given, *_compared(results.part, cell(measure, ours, count), difference, words)]
 
 
 def csv_text(recipe: Recipe, records: Records) -> str:

@@ -36,6 +36,11 @@ class Sureness(NamedTuple):
     words: str
     test: str
 
+    @property
+    def firm(self) -> bool:
+        """Whether more stands behind the answer than the means of a few seeds."""
+        return self.words not in (CHANCE, UNTESTED)
+
 
 SUPPORTED = ", and seeds support this"  # behind "holds" or "does not hold"
 PARTLY = " by the means, and seeds support what is tested"
@@ -119,7 +124,8 @@ def order(results: Results) -> str:
             f"Too few approaches have a measured {quantity.measure.title.lower()} to compare their order with the paper's."
         )
     value = rank_correlation(list(both.values()), [published[label] for label in both])
+    seeds = min(found.seeds for label in both if (found := results.summary(label, quantity)))
     return (
         f"By {quantity.measure.title.lower()}, the order of {len(both)} of {len(published)} approaches has a rank "
-        f"correlation (Spearman) of {value:.2f} with the published order."
+        f"correlation (Spearman) of {value:.2f} with the published order (n = {seeds} at least)."
     )

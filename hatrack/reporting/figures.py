@@ -30,6 +30,7 @@ from hatrack.reporting.tables import Setting
 from hatrack.text import is_percent, shorten
 
 MAX_LETTERS = 36  # of a name beside a line
+THIN = 0.7  # of a line between numbers of tasks that do not follow each other
 MAX_TASKS = 20  # in a matrix; of a longer sequence, evenly spaced tasks are shown
 
 
@@ -71,7 +72,7 @@ def draw_lines(lines: dict[str, list[Matrix]], styles: dict[str, LineStyle], tit
     """Draw a line per method: the mean over seeds, with a band of one standard deviation and the name at the end.
 
     The y axis spans at least `least`, so that differences too small to matter look small. Numbers of tasks at which a seed
-    has no value are left out, and the others are marked.
+    has no value are left out; the others are marked, and lines over a gap are thin.
     """
     tasks = len(next(iter(lines.values()))[0])
     inches = max(2.5, 0.22 * len(lines))  # the height of the axes; the names stand above each other beside them
@@ -84,7 +85,7 @@ def draw_lines(lines: dict[str, list[Matrix]], styles: dict[str, LineStyle], tit
         values[~np.isfinite(values)] = np.nan
         there = np.isfinite(values).all(0)
         mean, look, x = values[:, there].mean(0), styles[name], np.arange(1, tasks + 1)[there]
-        axes.plot(x, mean, color=look.colour, linestyle=look.line,
+        axes.plot(x, mean, color=look.colour, linestyle=look.line, linewidth=THIN if (np.diff(x) > 1).any() else None,
                   marker=look.marker or ("." if tasks == 1 or not there.all() else ""),
                   markevery=max(1, tasks // 10) if there.all() else 1)  # fmt: skip
         if len(group) > 1:

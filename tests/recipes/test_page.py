@@ -87,7 +87,7 @@ def test_the_page_tells_what_holds_by_the_means_from_what_seeds_support(tmp_path
     recipe = replace(RECIPE, parts=(replace(PART, claims=claims),))
     html, markdown = write_page(recipe, found, tmp_path).read_text(), (tmp_path / "toy.md").read_text()
     assert "| over SGD | **holds**, and seeds support this | p = 0.009 (n = 3) |" in markdown
-    assert "| over EWC | **holds** by the means, but it may be chance | p = 0.48 (n = 3) |" in markdown
+    assert "| over EWC | holds by the means, but it may be chance | p = 0.48 (n = 3) |" in markdown
     text = re.sub(r"<[^>]+>", "", html)
     assert "holds, and seeds support this: p = 0.009" in text
     assert "holds by the means, but it may be chance: p = 0.48" in text
