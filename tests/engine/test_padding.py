@@ -186,8 +186,8 @@ def without_bias(net):
     net.heads[0] = nn.Linear(net.features, 2, bias=False)
 
 
-def with_a_hook(net):
-    net.heads[0].register_forward_hook(lambda layer, given, result: result - result.mean(1, keepdim=True))
+def with_a_hook(part):
+    part.register_forward_hook(lambda layer, given, result: result - result.mean(1, keepdim=True))
 
 
 @pytest.mark.parametrize(
@@ -198,6 +198,7 @@ def with_a_hook(net):
         (Method, Scaled, None, 2),
         (Method, Network, without_bias, 2),
         (Method, Network, with_a_hook, 2),
+        (Method, Network, lambda net: with_a_hook(net.heads[0]), 2),
         (Method, Network, None, 1),
     ],
 )
