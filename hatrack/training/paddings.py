@@ -26,8 +26,8 @@ def head_paddings(net: Network, task: int, state: Mapping[nn.Parameter, Mapping[
         state: what the optimizer keeps of every parameter.
     """
     most = max(net.classes)
-    plain = type(net) is Network and not net._forward_hooks and can_be_packed([net.heads[task]])
-    if net.needs_no_task or most == net.classes[task] or not plain:
+    changed = type(net) is not Network or net._forward_hooks
+    if changed or net.needs_no_task or most == net.classes[task] or not can_be_packed([net.heads[task]]):
         return []
     found = []
     for name, parameter in net.heads[task].named_parameters():

@@ -214,6 +214,19 @@ def test_what_is_the_users_own_sees_heads_as_they_are(kind, network, change, for
     assert len(compiled._code_cache) == forms
 
 
+@pytest.mark.parametrize("heads", ["shared", "class"])
+def test_one_head_of_all_tasks_stays_as_it_is(heads, captured_only):
+    found = []
+    for engine in ("eager", "compiled"):
+        tasks = hr.in_scenario(
+            of_classes(*((3, 3) if heads == "shared" else (2, 5))), "class" if heads == "class" else "task"
+        )
+        method, fit = make("hat", tasks, heads=heads), Trainer(Regime(epochs=2, batch=16, lr=0.1), engine=engine)
+        found.append(losses(learn(method, tasks, fit)))
+    assert {result.engine for result in fit.fits} == {"compiled"}
+    assert torch.allclose(*found, rtol=1e-5, atol=1e-5)
+
+
 def test_a_fit_that_fails_leaves_heads_as_they_were(captured_only):
     """They have their size, their bits and memory of their own; the next try is the same as without the failure."""
     tasks = of_classes(2, 5)
