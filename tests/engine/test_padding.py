@@ -221,7 +221,7 @@ def test_one_head_of_all_tasks_stays_as_it_is(heads, captured_only):
         tasks = hr.in_scenario(
             of_classes(*((3, 3) if heads == "shared" else (2, 5))), "class" if heads == "class" else "task"
         )
-        method, fit = make("hat", tasks, heads=heads), Trainer(Regime(epochs=2, batch=16, lr=0.1), engine=engine)
+        method, fit = make("ewc", tasks, heads=heads), Trainer(Regime(epochs=2, batch=16, lr=0.1), engine=engine)
         found.append(losses(learn(method, tasks, fit)))
     assert {result.engine for result in fit.fits} == {"compiled"}
     assert torch.allclose(*found, rtol=1e-5, atol=1e-5)
