@@ -11,7 +11,7 @@ import hashlib
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -24,6 +24,7 @@ from hatrack.engine import decompositions
 from hatrack.engine.decompositions import CHANGE_LAYOUT, DECOMPOSITIONS
 from hatrack.engine.graph import capture, check_copies, result_signature
 from hatrack.engine.helpers import is_known, remember
+from hatrack.engine.padding import Padding, Widened, padded
 from hatrack.engine.realized import teach_compiler
 from hatrack.engine.rollback import Rollback, restore_afterwards
 from hatrack.engine.signature import OperationLog, input_signature
@@ -48,12 +49,12 @@ class Code:
         run: executes it on the inputs of the graph: those of the step, then all other tensors.
         places: by the signature of a step that it was compiled for, where these other tensors are among the external ones of
             the step's log.
-        flops: how many operations the step has, in a list; an empty one as long as they were not counted.
+        flops: how many operations a step has as it is, by the rows of its tensors that are padded, where they were counted.
     """
 
     run: Run
     places: dict[str, list[int]] = field(default_factory=dict)
-    flops: list[int | None] = field(default_factory=list)
+    flops: dict[tuple[int, ...], int | None] = field(default_factory=dict)
 
 
 _code_cache: dict[str, Code] = {}  # compiled code by its key: the text of the graph and the signature of its tensors
@@ -84,10 +85,19 @@ class Compiled:
         function: a function of tensors that obeys the rule of the step.
         size: compile for a first input of this many rows; with any other size the function runs eagerly.
         rule: a context manager that is active while the operations are captured; an error that it raises prevents compiling.
+        paddings: returns the tensors that get more rows, so that the code of another step fits. Until `close` they are views
+            of what the code works on. If the function needs them as they are, it is compiled without.
     """
 
-    def __init__(self, function: Run, size: int, rule: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        self.function, self.size, self.rule = function, size, rule
+    def __init__(
+        self,
+        function: Run,
+        size: int,
+        rule: Callable[[], AbstractContextManager[None]] = nullcontext,
+        paddings: Callable[[], Sequence[Padding]] = tuple,
+    ) -> None:
+        self.function, self.size, self.rule, self.paddings = function, size, rule, paddings
+        self.widened = Widened()
         self.tensors: list[Tensor] = []  # whatever the function uses besides its inputs
         self.code: Code | None = None
         self.tried = False
@@ -113,33 +123,51 @@ class Compiled:
                 return self.function(*inputs)
         return self.run(*inputs, *self.tensors)
 
+    def close(self) -> None:
+        """Give all tensors memory of their own. The function must not be called any more."""
+        self.widened.close()
+        self.tensors = []
+
     def _compile(self, inputs: tuple[Tensor, ...]) -> None:
         for thread in _importing:
             thread.join()
         inputs = tuple(t.clone() for t in inputs)  # a view of a larger tensor would have another signature
-        try:
-            if self._reuse(inputs):
-                return
-            graph, written, signature, places = self._capture(inputs)
-            arguments = [*inputs, *self.tensors]
-            if any(t.is_neg() or t.is_conj() for t in arguments):
-                raise RuntimeError("a tensor is a lazy negative or conjugate view of its memory")
-            with (
-                capture_lock,
-                torch.autocast(inputs[0].device.type, enabled=False),
-            ):  # the graph contains the casts of autocast
-                key = f"{graph.code}{input_signature(arguments)}{result_signature(graph)}"
-                if key not in _code_cache:
-                    _code_cache[key] = Code(compile_graph(graph, arguments, key))
-                code = _code_cache[key]
-                with fork_rng(), restore_afterwards([t for t in self.tensors if t.untyped_storage().data_ptr() in written]):
-                    code.run(*arguments)
-                if signature:
-                    code.places[signature] = places
-            self.code = code
-        except Exception as error:  # the compiler may fail in many ways; the step can always run eagerly
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+        paddings = self.paddings()
+        reason = self._find_code(inputs, paddings)
+        if reason and paddings:
+            reason = self._find_code(inputs, ())
+        if reason:
             warnings.warn(f"steps are not compiled: {reason}", stacklevel=4)
+
+    def _find_code(self, inputs: tuple[Tensor, ...], paddings: Sequence[Padding]) -> str:
+        """Take the code of an earlier step, or make it. Return why there can't be any; "" if there is."""
+        try:
+            with padded(paddings) as wide:
+                if not self._reuse(inputs):
+                    self._make_code(inputs)
+        except Exception as error:  # the compiler may fail in many ways; the step can always run eagerly
+            return (str(error).splitlines() or [type(error).__name__])[0]
+        self.widened = Widened(paddings, wide)
+        return ""
+
+    def _make_code(self, inputs: tuple[Tensor, ...]) -> None:
+        graph, written, signature, places = self._capture(inputs)
+        arguments = [*inputs, *self.tensors]
+        if any(t.is_neg() or t.is_conj() for t in arguments):
+            raise RuntimeError("a tensor is a lazy negative or conjugate view of its memory")
+        with (
+            capture_lock,
+            torch.autocast(inputs[0].device.type, enabled=False),
+        ):  # the graph contains the casts of autocast
+            key = f"{graph.code}{input_signature(arguments)}{result_signature(graph)}"
+            if key not in _code_cache:
+                _code_cache[key] = Code(compile_graph(graph, arguments, key))
+            code = _code_cache[key]
+            with fork_rng(), restore_afterwards([t for t in self.tensors if t.untyped_storage().data_ptr() in written]):
+                code.run(*arguments)
+            if signature:
+                code.places[signature] = places
+        self.code = code
 
     @contextmanager
     def _without_effects(self) -> Iterator[Rollback]:
@@ -198,8 +226,8 @@ class Compiled:
                 self.tensors = [t.detach() for t in tensors]
                 return graph, rollback.before, signature, places
             except RuntimeError as error:
-                reason = error
-        raise reason
+                reason = str(error)  # the error itself would hold what the step has computed with more rows
+        raise RuntimeError(reason)
 
 
 def compile_graph(graph: fx.GraphModule, inputs: list[Tensor], key: str) -> Run:

@@ -1,7 +1,7 @@
 """The form of a stacked step: its code, found by the operations of one run's step, and shared by all runs with the same."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +11,7 @@ from torch.random import fork_rng
 from hatrack.engine import decompositions
 from hatrack.engine.compiled import Run, capture_lock, compile_graph
 from hatrack.engine.graph import capture, result_signature
+from hatrack.engine.padding import Padding
 from hatrack.engine.rollback import Rollback
 from hatrack.engine.signature import OperationLog, settings
 from hatrack.engine.stacked_decompositions import STACKED
@@ -38,35 +39,6 @@ class Form:
     written: list[bool]
     casts: list[tuple[int, torch.dtype]]
     places: dict[str, list[int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Padding:
-    """A tensor that gets more rows in a stack than it has, so that runs whose tensors have other numbers of rows fit in.
-
-    Attributes:
-        tensor: the tensor.
-        rows: how many rows it gets.
-        fill: the value of those beyond its own.
-    """
-
-    tensor: Tensor
-    rows: int
-    fill: float
-
-
-@contextmanager
-def padded(paddings: Sequence[Padding]) -> Iterator[None]:
-    """Within it the tensors have all their rows. Gradients, which every step makes anew, are dropped."""
-    before = [padding.tensor.data for padding in paddings]
-    for padding, data in zip(paddings, before, strict=True):
-        more = data.new_full((padding.rows - len(data), *data.shape[1:]), padding.fill)
-        padding.tensor.grad, padding.tensor.data = None, torch.cat([data, more])
-    try:
-        yield
-    finally:
-        for padding, data in zip(paddings, before, strict=True):
-            padding.tensor.grad, padding.tensor.data = None, data
 
 
 @dataclass(frozen=True)

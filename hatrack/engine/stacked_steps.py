@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from hatrack.engine.interleaving import lane_count, stacking, stand_apart, step_done, wait_together
+from hatrack.engine.padding import Padding, padded
 from hatrack.engine.stack import Member, Stack
-from hatrack.engine.stacked_form import Padding, RunStep, find_form, padded
+from hatrack.engine.stacked_form import RunStep, find_form
 from hatrack.tasks.batches import split_batches
 from hatrack.tasks.split import Split
 

@@ -34,7 +34,7 @@ from hatrack.tasks.task import Task
 from hatrack.tasks.transform import Transform
 from hatrack.training.checkpoint import stopping
 from hatrack.training.epoch_sizes import max_steps, room_for_losses
-from hatrack.training.paddings import fades
+from hatrack.training.paddings import fades, is_ours
 from hatrack.training.trainer import Trainer
 
 PACE = {  # options of a regime that change no operation of a step
@@ -43,10 +43,13 @@ PACE = {  # options of a regime that change no operation of a step
 }  # fmt: skip
 
 
-def form_of(task: Task, regime: Regime) -> dict[str, Any]:
-    """Return everything about a task that the operations and shapes of its step depend on, for JSON."""
-    split, regime = task.train, regime.at(task.index)
+def form_of(task: Task, spec: Run, method: type[Method]) -> dict[str, Any]:
+    """Return everything about a task that the operations and shapes of its step depend on, for JSON, and whether its head
+    has room for the classes of all tasks (`FitLoop._paddings`)."""
+    split, regime = task.train, spec.regime.at(task.index)
     pixels = split.transform.pixels
+    own_head = spec.heads == "multi" and spec.scenario != "class" and is_ours(method)
+    plain = split.target.smoothed(regime.smoothing) is CLASSES and not fades(regime, max_steps(task, regime))
     return {
         "classes": task.classes,
         "first": task.first,
@@ -58,17 +61,15 @@ def form_of(task: Task, regime: Regime) -> dict[str, Any]:
         "channels": split.transform.mean.shape[1],
         "pixels": None if pixels is None else pixels.shape[1],
         "augment": split.augment,
+        "padded": own_head and plain,
     }
 
 
-def stacked_form_of(task: Task, spec: Run) -> dict[str, Any]:
-    """Return the same of a step in a stack, where the pixels of images are moved already (`Split.laid_out`), and whether its
-    head has room for the classes of all tasks (`FitLoop._paddings`)."""
-    form, regime = form_of(task, spec.regime), spec.regime.at(task.index)
+def stacked_form_of(task: Task, spec: Run, method: type[Method]) -> dict[str, Any]:
+    """Return the same of a step in a stack, where the pixels of images are moved already (`Split.laid_out`)."""
+    form = form_of(task, spec, method)
     moved = {"raw": form["shape"], "pixels": None} if form["pixels"] is not None else {}
-    own_head = spec.heads == "multi" and spec.scenario != "class"
-    plain = task.train.target.smoothed(regime.smoothing) is CLASSES and not fades(regime, max_steps(task, regime))
-    return {**form, **moved, "padded": own_head and plain}
+    return {**form, **moved}
 
 
 def imitate(index: int, form: dict[str, Any]) -> Task:
@@ -140,9 +141,9 @@ def compile_ahead(
     plain["regime"] = {key: value for key, value in plain["regime"].items() if key not in PACE}
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     setting = [plain, where, precision, torch.get_num_threads(), torch.__version__, __version__]
-    forms = [stacked_form_of(task, spec) if lanes else form_of(task, spec.regime) for task in tasks]
+    forms = [(stacked_form_of if lanes else form_of)(task, spec, method) for task in tasks]
     most, two = max(task.classes for task in tasks), method.step_forms == "two"
-    heads = [{**form, "classes": most} if form.get("padded") else form for form in forms]
+    heads = [{**form, "classes": most} if form["padded"] else form for form in forms]
     names = [json.dumps([*setting, form, two and k == 0], sort_keys=True) for k, form in enumerate(heads)]
     job = {
         "spec": {**spec.spec, "network": spec.network, "weights": spec.weights}, "tasks": forms, "device": device.type,
@@ -183,6 +184,8 @@ class OneStep(Trainer):
             whole = loop.compiled.size if loop.compiled else len(task.train)
             method.train()
             index, number = torch.arange(whole, device=device), torch.zeros((), dtype=torch.int64, device=device)
+            if loop.compiled and not self.forms[task.index]["padded"]:
+                loop.compiled.paddings = tuple  # as in the run, where a decay may be stronger than in so few steps
             if loop.compiled and loop.stacked:
                 loop.stacked.make_form(index, number, self.lanes, padded_too=self.forms[task.index]["padded"])
             else:

@@ -2,7 +2,7 @@
 
 Learning a task depends on the tasks before it, never on those that come later. So the first rows and columns of the matrices
 of a run are those of a shorter run, bit for bit, if the network does not depend on the number of tasks (as the columns of
-`pnn --columns budget` do).
+`pnn --columns budget` do); to rounding, if steps were compiled and a later task has more classes than all of these.
 """
 
 import math

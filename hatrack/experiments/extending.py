@@ -170,9 +170,13 @@ def other_conditions(record: Record, spec: Run, *, device: str, engine: Engine, 
     now["precision"] = precision if torch.device(device).type == "cuda" else "float32"
     names = ("torch", "device", "threads", "engine", "precision")
     then = record.versions
-    return [
+    found = [
         f"{name} {then[name]} -> {now[name]}" for name in names if name in then and then[name] not in (now[name], "none")
     ]
+    old, most = (max(task.classes for task in part) for part in (trainer.tasks[: len(record.tasks)], trainer.tasks))
+    if compiled and old < most:  # heads have room for as many in compiled steps (`FitLoop._paddings`)
+        found.append(f"most classes of a task {old} -> {most}")
+    return found
 
 
 def _check_beginning(old: Run, before: Sequence[Task], tasks: Sequence[Task]) -> None:

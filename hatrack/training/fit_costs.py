@@ -67,14 +67,13 @@ class FitCosts:
             self.begin()
 
     def count_compiled(self, compiled: Compiled, inputs: Callable[[], tuple[Tensor, ...]]) -> None:
-        """Count the operations of a step that has been compiled; those of another task that took the same code serve."""
-        code, known = compiled.code, compiled.code.flops if compiled.code and countable(self.method) else []
-        if not known:
+        """Count the operations of a step that has been compiled; those of another task that took the same code, and has
+        tensors of as many rows, serve."""
+        known, rows = compiled.code.flops if compiled.code and countable(self.method) else {}, compiled.widened.rows
+        if rows not in known:
             self.count_trial(compiled.function, inputs(), compiled.size)
-            known = [self.flops[compiled.size]]
-            if code and countable(self.method):
-                code.flops = known
-        self.flops[compiled.size] = known[0]
+            known[rows] = self.flops[compiled.size]
+        self.flops[compiled.size] = known[rows]
 
     def count_trial(self, step: Callable[..., Tensor], inputs: tuple[Tensor, ...], size: int) -> None:
         """Count the operations of a step that is rolled back: what is compiled or stacked can't be counted itself."""

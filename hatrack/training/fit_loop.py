@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from hatrack.engine.choice import Engine, choose_engine
 from hatrack.engine.compiled import Compiled
 from hatrack.engine.interleaving import stacking, step_done, wait_for_gpu
+from hatrack.engine.padding import Padding
 from hatrack.engine.recorded import Recorded
 from hatrack.engine.rules import watch_step, watched
-from hatrack.engine.stacked_form import Padding, RunStep
+from hatrack.engine.stacked_form import RunStep
 from hatrack.engine.stacked_steps import StackedSteps
 from hatrack.methods.divergence import Diverged
 from hatrack.methods.evaluate import Evaluation, Score
@@ -37,7 +38,7 @@ from hatrack.training.epoch_sizes import count_examples, full_batch, max_steps, 
 from hatrack.training.fit_costs import FitCosts
 from hatrack.training.fit_optimizers import Optimizers
 from hatrack.training.gradients import backward, backward_in_parts, backward_on_rank
-from hatrack.training.paddings import fades, head_paddings
+from hatrack.training.paddings import fades, head_paddings, is_ours
 from hatrack.training.prefetch import Prefetcher
 from hatrack.training.ranks import Ranks
 from hatrack.training.step_errors import diverged, single_example
@@ -101,16 +102,16 @@ class FitLoop:
         self.batches = torch.full((), batches, device=self.device)
         self.rule = partial(watch_step, method, self.optimizers.all)
         # Compiled on fetched examples, so that the size of a data set makes no other form.
-        self.compiled = Compiled(self.train_step, full_batch(task, regime), self.rule) if compiled else None
+        size = full_batch(task, regime)
+        self.compiled = Compiled(self.train_step, size, self.rule, self._paddings) if compiled else None
         self.step_on: Callable[..., Tensor] = self.compiled or self.train_step
         if watch:
             self.step_on = watched(self.train_step, method, self.optimizers.all)
         alone: Callable[[Tensor, Tensor], Tensor] = Recorded(self._fetch_and_step) if record else self._fetch_and_step
         self.stacked = self._stack(alone, compiled=compiled, record=record) if stacking() is not None and not watch else None
         self.step: Callable[[Tensor, Tensor], Any] = self.stacked or alone
-        wrap = Recorded if record and task.valid.stream is None else None
-        self.validate = Evaluation(method, task.valid, wrap=wrap, wait=wait_for_gpu)
         self.records = record
+        self.validate = self._evaluation()
         self.schedule = LRSchedule(regime)
         self.engine = "compiled" if compiled else "recorded" if record else "eager"
         way = f"{self.engine}, stacked" if self.stacked else self.engine
@@ -181,9 +182,9 @@ class FitLoop:
         return StackedSteps(step, alone, self.prefetcher.source, full_batch(self.task, self.regime), record=record)
 
     def _paddings(self) -> list[Padding]:
-        """Return what makes the task's own head as wide as that of any task, so that tasks of other classes are stacked."""
-        steps = max_steps(self.task, self.regime)
-        if self.packed or self.prefetcher.split.target is not CLASSES or fades(self.regime, steps):
+        """Return what makes the task's own head as wide as that of any task, so that tasks with others share a form."""
+        plain = is_ours(self.method) and not self.method.net.mixed and self.prefetcher.split.target is CLASSES
+        if not plain or fades(self.regime, max_steps(self.task, self.regime)):
             return []
         return head_paddings(self.method.net, self.task.index, self.optimizers.main.state)
 
@@ -227,8 +228,20 @@ class FitLoop:
 
     def _validated(self) -> Score:
         """Return the loss and the score on validation data. The loss has what the method adds to it."""
+        if self.places != self._places():
+            self.validate = self._evaluation()
         score = self.validate()
         return Score(score.loss + self.method.validation_price(self.task.index), score.accuracy)
+
+    def _evaluation(self) -> Evaluation:
+        """Return the evaluation on validation data. One that is recorded holds the addresses of the weights."""
+        self.places = self._places()
+        wrap = Recorded if self.records and self.task.valid.stream is None else None
+        return Evaluation(self.method, self.task.valid, wrap=wrap, wait=wait_for_gpu)
+
+    def _places(self) -> list[int]:
+        """Return where the weights lie in memory: a compiled step may move those of the head, a stack all of them."""
+        return [weight.data_ptr() for weight in self.weights.values()]
 
     def train_epoch(self, epoch: int) -> float:
         """All steps of an epoch; return the mean loss of the examples, read from the device once at the end."""
@@ -353,6 +366,8 @@ class FitLoop:
             self.stacked.close()
             self._follow()
             self.result.engine = self.engine if self.stacked.failed else self.result.engine
+        if self.compiled:
+            self.compiled.close()
         for key, value in self.method.state_dict().items():
             if key in self.best:
                 value.copy_(self.best[key])

@@ -1,11 +1,14 @@
-"""Heads with more classes than their task has, so that steps of tasks with other numbers of classes can be stacked."""
+"""Heads with more classes than their task has, so that steps of tasks with other numbers of classes have one form."""
 
 from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from hatrack.engine.stacked_form import Padding
+from hatrack.engine.padding import Padding
+from hatrack.methods.method import Method
+from hatrack.methods.parts.memory import STEP
 from hatrack.networks.network import Network
+from hatrack.networks.packed_heads import can_be_packed
 from hatrack.regime import Regime
 
 UNLIKELY = -1e15  # the logit of a class that a task does not have
@@ -13,7 +16,7 @@ FADED = 10.0  # weight decay makes such a logit smaller; it stays unlikely if th
 
 
 def head_paddings(net: Network, task: int, state: Mapping[nn.Parameter, Mapping[str, Tensor]]) -> list[Padding]:
-    """Return paddings that give the head of a task, if it is its own, as many classes as any task has.
+    """Return paddings that give the head of a task, if it is its own and a plain one, as many classes as any task has.
 
     Those that are too many are so unlikely that the loss of classes and all gradients are as without them, and stay so.
 
@@ -23,7 +26,8 @@ def head_paddings(net: Network, task: int, state: Mapping[nn.Parameter, Mapping[
         state: what the optimizer keeps of every parameter.
     """
     most = max(net.classes)
-    if net.needs_no_task or most == net.classes[task]:
+    changed = type(net) is not Network or net._forward_hooks
+    if changed or net.needs_no_task or most == net.classes[task] or not can_be_packed([net.heads[task]]):
         return []
     found = []
     for name, parameter in net.heads[task].named_parameters():
@@ -31,6 +35,12 @@ def head_paddings(net: Network, task: int, state: Mapping[nn.Parameter, Mapping[
         kept = state.get(parameter, {}).values()
         found += [Padding(tensor, most, 0.0) for tensor in kept if tensor.shape == parameter.shape]
     return found
+
+
+def is_ours(method: Method | type[Method]) -> bool:
+    """Return whether the step is only code of this library, in which no result depends on the number of unlikely classes. A
+    class of the user's own may compute a mean over all logits."""
+    return all(getattr(method, name).__module__.startswith("hatrack.") for name in STEP)
 
 
 def fades(regime: Regime, steps: int) -> bool:

@@ -259,19 +259,6 @@ def test_a_lane_without_a_run_asks_for_no_image_of_its_last_run():
     assert_close(*alone_and_stacked(build, seeds=(0, 1)))
 
 
-def test_gradients_of_more_rows_are_dropped():
-    """Counting operations notes gradients and gives them back, which fails if they have other rows than their tensors."""
-    weight = nn.Parameter(torch.ones(3, 2))
-    weight.grad = torch.ones(3, 2)
-    with stacked_form.padded([stacked_form.Padding(weight, 5, -1.0)]):
-        assert weight.grad is None
-        assert weight[3:].eq(-1).all()
-        weight.sum().backward()
-        assert weight.grad.shape == (5, 2)
-    assert weight.grad is None
-    assert torch.equal(weight, torch.ones(3, 2))
-
-
 def test_other_targets_keep_their_classes():
     """The mean of all log-probabilities, which smoothed labels need, would be minus infinity."""
     regime = Regime(epochs=2, batch=16, lr=0.1, smoothing=0.1)

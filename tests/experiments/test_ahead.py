@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hatrack import METHODS, Regime, Run, Trainer, run
+from hatrack import METHODS, Method, Regime, Run, Trainer, run
 from hatrack.engine import compiled, helpers
 from hatrack.engine.choice import can_compile
 from hatrack.experiments import ahead
@@ -45,7 +45,7 @@ def test_what_a_helper_compiles_is_the_step_of_the_run(name, captured_only):
     tasks, method = build(one)
     two = method.step_forms == "two"
     for order in ([0], [0, 1]) if two else ([1],):
-        forms = [ahead.form_of(task, one.regime) for task in tasks]
+        forms = [ahead.form_of(task, one, type(method)) for task in tasks]
         job = {"spec": one.spec, "tasks": forms, "order": order, "device": "cpu", "precision": "tf32", "lanes": 0}
         ahead.compile_step({**job, "threads": torch.get_num_threads()})
     before = set(compiled._code_cache)
@@ -74,7 +74,7 @@ def test_with_other_settings(regime, options, captured_only):
     base = of("hat", **regime)
     one = Run(**{**vars(base), **options}) if options else base
     tasks, method = build(one)
-    forms = [ahead.form_of(task, one.regime) for task in tasks]
+    forms = [ahead.form_of(task, one, type(method)) for task in tasks]
     job = {"spec": one.spec, "tasks": forms, "order": [1], "device": "cpu", "precision": "tf32", "lanes": 0}
     ahead.compile_step({**job, "threads": torch.get_num_threads()})
     fit = ahead.OneStep(one.regime, forms, 1)
@@ -101,17 +101,51 @@ def test_a_run_that_is_alone_compiles_its_first_form_itself(jobs):
     assert [job["order"] for job in jobs.values()] == [[0, 1]]
 
 
-def test_every_other_form_gets_one_helper(jobs):
-    """Two numbers of classes, gray and colour: four forms, the first of which this process compiles."""
-    one = of("hat")
+@pytest.mark.parametrize(
+    ("options", "orders"),
+    [({}, [[2]]), ({"smoothing": 0.1}, [[1], [2], [4]]), ({"weight_decay": 30.0}, [[1], [2], [4]])],
+)
+def test_every_other_form_gets_one_helper(options, orders, jobs):
+    """Gray and colour images, the first of which this process compiles; and two numbers of classes, where heads need to be
+    as they are: for smoothed labels, or if a strong decay would make classes likely that a task does not have."""
+    one = of("hat", **options)
     tasks, method = build(one)
     gray, colour = tasks[0].train, replace(tasks[0].train, x=tasks[0].train.x.expand(-1, 3, -1, -1))
     shapes = [(5, gray), (4, gray), (5, colour), (5, gray), (4, colour), (4, gray)]
     mixed = [replace(tasks[0], index=k, classes=classes, train=train) for k, (classes, train) in enumerate(shapes)]
     plan = ahead.compile_ahead(one, mixed, type(method), torch.device("cpu"), "tf32")
-    assert [job["order"] for job in jobs.values()] == [[1], [2], [4]]
+    assert [job["order"] for job in jobs.values()] == orders
     assert plan.names[0] == plan.names[3]
-    assert len(set(plan.names)) == 4
+    assert len(set(plan.names)) == len(orders) + 1
+
+
+class Mean(Method):
+    """A class of the user's own, which sees its logits as they are."""
+
+    def loss(self, batch):
+        return super().loss(batch) + self(batch.x, batch.task).mean()
+
+
+def test_steps_of_the_users_own_have_a_form_per_number_of_classes(jobs):
+    tasks, _ = build(of("sgd"))
+    tasks[1] = replace(tasks[1], classes=tasks[1].classes - 1)
+    for kind, count in ((Method, 0), (Mean, 1)):
+        ahead.compile_ahead(of("sgd"), tasks, kind, torch.device("cpu"), "tf32")
+        assert len(jobs) == count
+
+
+@pytest.mark.parametrize("decay", [0.0, 2.0])
+def test_a_helper_gives_heads_the_room_that_they_have_in_the_run(decay, captured_only):
+    """The first task has fewer classes than the second. In a helper the data are fewer, so that the decay is weaker in
+    all: a sum of 15 in the run is 6 there."""
+    one = of("sgd", weight_decay=decay, epochs=30, batch=20)
+    tasks = build(one)[0]
+    tasks[0] = replace(tasks[0], classes=tasks[0].classes - 1)
+    forms = [ahead.form_of(task, one, Method) for task in tasks]
+    for k in range(2):
+        job = {"spec": one.spec, "tasks": forms, "order": [k], "device": "cpu", "precision": "tf32", "lanes": 0}
+        ahead.compile_step({**job, "threads": torch.get_num_threads()})
+    assert len(compiled._code_cache) == (2 if decay else 1)
 
 
 def test_runs_side_by_side_share_helpers(jobs, monkeypatch):

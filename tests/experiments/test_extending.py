@@ -10,6 +10,7 @@ import torch
 from hatrack import METHODS, Record, Regime, Run, load, run
 from hatrack.__main__ import main
 from hatrack.benchmarks.mnist import pmnist, pmnist_blocks
+from hatrack.experiments import extending
 from hatrack.experiments.build import build_method, build_tasks, build_trunk
 from hatrack.experiments.extending import check_growing, extended_run, other_conditions, prepare
 from hatrack.experiments.run import folder_of, stopped_runs
@@ -212,6 +213,20 @@ def test_what_cannot_be_extended_is_refused_in_one_line(tmp_path, capsys):
     refused(split("mas"), 3, "--keep-model", keep_model=False)
     refused(split("si"), 3, "task-1.safetensors is missing", "--keep-each", keep_each=False)
     assert not list(tmp_path.glob("*.part/task-*"))
+
+
+def test_a_new_task_with_more_classes_is_said_of_compiled_steps(tmp_path, monkeypatch):
+    """Heads have room for as many in all steps of the longer run, which then round otherwise."""
+    record = run(split("sgd"), tmp_path)
+    whole = extended_run(record, 3)
+    for classes, said in ((2, []), (7, ["most classes of a task 2 -> 7"])):
+        tasks = build_tasks(whole, "cpu")
+        tasks[2] = replace(tasks[2], classes=classes)
+        monkeypatch.setattr(extending, "build_tasks", lambda *given, tasks=tasks: tasks)
+        assert other_conditions(record, whole, **HOW) == []
+        record.versions["engine"] = "compiled"
+        assert other_conditions(record, whole, **{**HOW, "engine": "compiled"}) == said
+        record.versions["engine"] = "eager"
 
 
 def test_another_way_to_compute_is_said(tmp_path, capsys):

@@ -199,6 +199,27 @@ def test_a_step_of_a_first_task_on_the_gpu_is_compiled_for_all_tasks(monkeypatch
     assert len(compiled._code_cache) == 1
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "kept adamw with decay"])
+def test_tasks_with_other_classes_are_compiled_once_on_the_gpu(optimizer, monkeypatch):
+    """And recorded: heads are views of what the code works on, also for the last, smaller batch of an epoch."""
+    from hatrack.engine import compiled
+
+    monkeypatch.setattr(compiled, "_code_cache", {})
+    found, tasks = [], [toy_tasks(2, classes=count, train=90)[k] for k, count in enumerate((2, 5))]
+    for engine in ("eager", "compiled"):
+        placed = all_to_device(tasks, "cuda")
+        method, fit = (
+            make("hat", placed).to("cuda"),
+            Trainer(Regime(epochs=8, batch=16, **OPTIMIZERS[optimizer]), engine=engine),
+        )
+        method.net.trunk.apply(lambda part: setattr(part, "p", 0.0) if isinstance(part, torch.nn.Dropout) else None)
+        learn(method, placed, fit)
+        found.append(torch.tensor([(e.loss, e.valid_loss) for result in fit.fits for e in result.epochs]))
+    assert len(compiled._code_cache) == 1
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+    assert all(p.untyped_storage().nbytes() == p.nbytes for p in method.net.heads.parameters())
+
+
 def test_kernels_are_launched_without_a_c_compiler_and_without_trials(tmp_path, monkeypatch):
     """Triton makes a launcher with a C compiler for kernels with long names, and tries out block sizes, in every process."""
     import triton.runtime.build as build

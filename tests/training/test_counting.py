@@ -133,14 +133,16 @@ def test_a_trainer_of_users_counts_steps_only():
     assert fit.peak_bytes is None
 
 
-def test_the_operations_of_compiled_steps_are_counted_once_and_are_those_of_eager_ones(monkeypatch):
-    """Three tasks take one code. The last batch of an epoch is smaller and runs eagerly: it is counted as it is done."""
+@pytest.mark.parametrize(("classes", "counted"), [((3, 3, 3), 1), ((2, 5, 2), 2)])
+def test_the_operations_of_compiled_steps_are_counted_once_and_are_those_of_eager_ones(classes, counted, monkeypatch):
+    """Three tasks take one code. The last batch of an epoch is smaller and runs eagerly: it is counted as it is done.
+    Classes that a task does not have are not counted."""
     monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: copy.deepcopy(graph))
     monkeypatch.setattr(compiled, "_code_cache", {})
     trials, found = [], {}
     monkeypatch.setattr(fit_costs, "count_trial_step", lambda *given: trials.append(1) or count_trial_step(*given))
     for engine in ("eager", "compiled"):
-        tasks = toy_tasks(3)
+        tasks = [toy_tasks(3, classes=count)[k] for k, count in enumerate(classes)]
         method = hr.HAT(hr.Network(nn.Sequential(nn.Flatten(), nn.LazyLinear(7), nn.ReLU()), tasks=tasks))
         fit = hr.Trainer(hr.Regime(epochs=2, batch=len(tasks[0].train) // 2 - 1), progress=False, engine=engine)
         fit.count_costs = True
@@ -149,4 +151,4 @@ def test_the_operations_of_compiled_steps_are_counted_once_and_are_those_of_eage
         found[engine] = [(result.flops, result.steps, result.examples) for result in fit.fits]
         assert all(flops for flops, _, _ in found[engine])
     assert found["eager"] == found["compiled"]
-    assert len(trials) == len(compiled._code_cache) == 1
+    assert (len(trials), len(compiled._code_cache)) == (counted, 1)
