@@ -45,6 +45,10 @@ class Recorded:
         graph.replay()
         return output
 
+    def forget(self) -> None:
+        """Record anew, after a warm-up: the tensors that the function uses have other memory."""
+        self.calls, self.graphs = {}, {}
+
     def _record(self, shape: tuple[torch.Size, ...], inputs: tuple[Tensor, ...]) -> bool:
         """Record a call without executing it. Return False if it can't be recorded."""
         graph, own_inputs = torch.cuda.CUDAGraph(), tuple(t.clone() for t in inputs)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hatrack.engine.interleaving import lane_count, stacking, stand_apart, step_done, wait_together
 from hatrack.engine.padding import Padding, padded
+from hatrack.engine.recorded import Recorded
 from hatrack.engine.stack import Member, Stack
 from hatrack.engine.stacked_form import RunStep, find_form
 from hatrack.tasks.batches import split_batches
@@ -55,6 +56,8 @@ class StackedSteps:
             places = self.member.stack.form.lanes
             if places > FEW and 2 * lane_count() <= places:
                 self._leave(self.member)
+                if isinstance(self.alone, Recorded):
+                    self.alone.forget()
         full = [part for part in split_batches(order, batch) if len(part) == self.size]
         self.epoch = torch.stack(full) if full else order.new_zeros(0, self.size), first
 

@@ -9,6 +9,7 @@ import torch
 from hatrack import METHODS, Regime, Run, Trainer
 from hatrack.engine import stacked_steps
 from hatrack.engine.interleaving import run_interleaved, stacking
+from hatrack.engine.recorded import Recorded
 from hatrack.engine.stack import Stack
 from hatrack.experiments.parallel import kind_of, run_all
 from hatrack.training.checkpoint import Checkpointer, Stopped, stopping
@@ -80,6 +81,42 @@ def test_the_last_runs_of_a_stack_go_on_in_a_smaller_one(name, driven, monkeypat
     assert driven[0] == (5, 5)
     assert driven[-1] == (1, 1)
     assert driven.count((5, 1)) < driven.count((1, 1)) / 4
+
+
+class OnFixedMemory(Recorded):
+    """Stands in for a recording: from its first call on it works on the weights where they lay then."""
+
+    def __init__(self, function):
+        self.function, self.held, self.moved = function, None, 0
+
+    def __call__(self, *inputs):
+        weights = [weight.data_ptr() for weight in self.function.__self__.weights.values()]
+        self.held = self.held or weights
+        self.moved += self.held != weights
+        return self.function(*inputs)
+
+    def forget(self):
+        self.held = None
+
+
+def test_a_recording_of_the_last_batch_is_forgotten_when_a_run_changes_its_stack(driven, monkeypatch):
+    """The last batch of an epoch is smaller, and its step is recorded for each run alone."""
+    monkeypatch.setattr(stacked_steps, "FEW", 1)
+    recorded = []
+    init = stacked_steps.StackedSteps.__init__
+
+    def with_recording(self, step, alone, *given, **how):
+        recorded.append(OnFixedMemory(alone))
+        init(self, step, recorded[-1], *given, **how)
+
+    monkeypatch.setattr(stacked_steps.StackedSteps, "__init__", with_recording)
+    regimes = [replace(REGIME, epochs=epochs) for epochs in (1, 1, 4)]
+    run_interleaved(
+        [lambda seed=seed: Learned(maker("sgd", regimes[seed], train=50), seed) for seed in range(3)], CPU, 3, stack=True
+    )
+    assert {places for places, _ in driven} == {3, 1}
+    assert [one.moved for one in recorded] == [0] * len(recorded)
+    assert any(one.held for one in recorded)
 
 
 def test_seeds_and_rates_make_no_other_kind():
