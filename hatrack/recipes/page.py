@@ -34,7 +34,7 @@ CLASSES = {
     NOT_RUN: "open",
 }  # of cells, by what stands in them
 DEFAULT, PUBLISHED_IN = "reproduce", "docs/results"  # folders of pages: that of the command, and that of this project
-PUBLISHED = ": published"  # ends the head of the first of four columns about one quantity
+PUBLISHED, VERDICT = ": published", "verdict"  # the first column of those about one quantity ends so, the last is so
 ENGINES = {"auto": "engine not recorded", "none": "nothing trained"}  # older records have the choice, not the engine
 HOLDS = {True: "holds", False: "does not hold"}
 
@@ -163,12 +163,12 @@ def count_verdicts(sections: Sequence[Section]) -> Count:
 
 
 def head_groups(head: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return the columns of a table with what they are about: four columns of one quantity have a common head."""
+    """Return the columns of a table with what they are about: those of one quantity have a common head."""
     found: list[tuple[str, list[str]]] = []
     place = 0
     while place < len(head):
         title, published, _ = head[place].partition(PUBLISHED)
-        own = ["published", *head[place + 1 : place + 4]] if published else [title]
+        own = ["published", *head[place + 1 : head.index(VERDICT, place) + 1]] if published else [title]
         found.append((title if published else "", own))
         place += len(own)
     return found
@@ -208,7 +208,7 @@ def main_table(results: Results) -> Grid:
     for quantity in part.columns:
         title = quantity.measure.title + (", %" if quantity.measure.unit == "%" else "")
         head += (
-            [title + PUBLISHED, *_compared(part, "ours", "difference", "verdict")]
+            [title + PUBLISHED, *_compared(part, "ours", "difference", VERDICT)]
             if _is_published(part, quantity)
             else [title]
         )

@@ -176,6 +176,14 @@ def test_columns_of_a_quantity_have_one_head():
     assert head_groups(heads) == [*groups, ("", ["Forgetting"])]
 
 
+def test_where_only_the_order_counts_there_are_no_differences(records):
+    part = replace(PART, order_by=summary("accuracy"))
+    head = main_table(Results(part, records)).head
+    of_quantities = [columns for title, columns in head_groups(head) if title]
+    assert of_quantities == [["published", "ours", "verdict"]] * len(of_quantities) != []
+    assert {len(row) for row in main_table(Results(part, records)).rows} == {len(head)}
+
+
 def test_what_old_records_do_not_tell_is_left_out(tmp_path):
     known = ({"device": "H200", "engine": "recorded"}, {"device": "H200", "precision": "tf32", "engine": "auto"}, {})
     records = [replace(with_spec(make("hat", 0), seed=k), versions=versions) for k, versions in enumerate(known)]
