@@ -50,7 +50,10 @@ def check_switch(trunk: nn.Module, names: Collection[str] = ()) -> None:
     own = [type(part).train is not nn.Module.train for part in trunk.modules()]
     if not any(own) and type(trunk).eval is nn.Module.eval:
         return
-    twin = copy.deepcopy(trunk)
+    try:
+        twin = copy.deepcopy(trunk)
+    except Exception:  # what it computes shows when it is trained
+        return
     weights = [p for name, p in twin.named_parameters() if (name in names if names else p.requires_grad)]
     if found := _written_by_switch(twin, weights):
         raise ValueError(
@@ -61,14 +64,24 @@ def check_switch(trunk: nn.Module, names: Collection[str] = ()) -> None:
 
 @torch.no_grad()
 def _written_by_switch(trunk: nn.Module, weights: list[nn.Parameter]) -> list[str]:
-    """Return the tensors of a trunk whose values the switch to evaluation mode changes, after its weights have changed."""
+    """Return the tensors of a trunk to which the switch to evaluation mode gives other values if its weights are others."""
+    first, second = _after_switch(trunk, weights), _after_switch(trunk, weights)
+    return [name for name in first.keys() & second.keys() if not _same(first[name], second[name])]
+
+
+def _after_switch(trunk: nn.Module, weights: list[nn.Parameter]) -> dict[str, Tensor]:
+    """Change the weights, and return the values of the tensors that the switch to evaluation mode changes."""
     trunk.eval()
     for weight in weights:
         weight.mul_(2).add_(1)
     trunk.train()
     before = {name: (t, t.clone()) for name, t in (*trunk.named_parameters(), *trunk.named_buffers())}
     trunk.eval()
-    return [name for name, (t, old) in before.items() if not torch.allclose(t, old, 0, 0, equal_nan=True)]
+    return {name: t.clone() for name, (t, old) in before.items() if not _same(t, old)}
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, 0, 0, equal_nan=True)
 
 
 class _NoLayers(TorchFunctionMode):

@@ -26,8 +26,10 @@ def head_paddings(net: Network, task: int, state: Mapping[nn.Parameter, Mapping[
         state: what the optimizer keeps of every parameter.
     """
     most = max(net.classes)
-    changed = type(net) is not Network or net._forward_hooks
-    if changed or net.needs_no_task or most == net.classes[task] or not can_be_packed([net.heads[task]]):
+    changed = type(net) is not Network or "forward" in vars(net) or net._forward_hooks
+    if changed or net.needs_no_task or most == net.classes[task]:
+        return []
+    if _has_gradient_hooks(net.heads[task]) or not can_be_packed([net.heads[task]]):
         return []
     found = []
     for name, parameter in net.heads[task].named_parameters():
@@ -35,6 +37,12 @@ def head_paddings(net: Network, task: int, state: Mapping[nn.Parameter, Mapping[
         kept = state.get(parameter, {}).values()
         found += [Padding(tensor, most, 0.0) for tensor in kept if tensor.shape == parameter.shape]
     return found
+
+
+def _has_gradient_hooks(head: nn.Module) -> bool:
+    """Return whether a user's hook sees the gradients of a head."""
+    own = (head._backward_hooks, head._backward_pre_hooks)
+    return any(own) or any(p._backward_hooks or p._post_accumulate_grad_hooks for p in head.parameters())
 
 
 def is_ours(method: Method | type[Method]) -> bool:

@@ -190,6 +190,29 @@ def with_a_hook(part):
     part.register_forward_hook(lambda layer, given, result: result - result.mean(1, keepdim=True))
 
 
+def smaller(grad):
+    """Return a gradient divided by what depends on its number of rows."""
+    return grad / (1 + grad.abs().mean())
+
+
+def with_a_gradient_hook(kind):
+    def change(net):
+        head = net.heads[0]
+        if kind == "module":
+            head.register_full_backward_hook(lambda layer, given, result: (given[0] - result[0].mean(),))
+        elif kind == "tensor":
+            head.weight.register_hook(smaller)
+        else:
+            head.weight.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", smaller(weight.grad)))
+
+    return change
+
+
+def with_a_forward_of_its_own(net):
+    plain = net.forward
+    net.forward = lambda *given: (lambda found: found - found.mean(1, keepdim=True))(plain(*given))
+
+
 @pytest.mark.parametrize(
     ("kind", "network", "change", "forms"),
     [
@@ -199,6 +222,10 @@ def with_a_hook(part):
         (Method, Network, without_bias, 2),
         (Method, Network, with_a_hook, 2),
         (Method, Network, lambda net: with_a_hook(net.heads[0]), 2),
+        (Method, Network, with_a_forward_of_its_own, 2),
+        (Method, Network, with_a_gradient_hook("module"), 2),
+        (Method, Network, with_a_gradient_hook("tensor"), 2),
+        (Method, Network, with_a_gradient_hook("accumulated"), 2),
         (Method, Network, None, 1),
     ],
 )

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import threading
 import warnings
 from functools import cache
 
@@ -106,6 +107,23 @@ class Scripted(nn.Module):
         return self.last(scripted()(self.first(x.flatten(1)).relu(), self.second.weight)).relu()
 
 
+class Flagged(nn.Module):
+    """Its switch of mode writes a buffer that does not depend on weights; with a lock it can't be copied."""
+
+    def __init__(self, lock=None) -> None:
+        super().__init__()
+        self.first, self.lock = nn.Linear(16, 12), lock
+        self.register_buffer("on", torch.ones((), dtype=torch.bool))
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.on.fill_(mode)
+        return self
+
+    def forward(self, x):
+        return self.first(x.flatten(1)).relu()
+
+
 def make(kind, name, **options):
     with seeded(0, "early"):
         return METHODS[name](Network(kind(), tasks=toy_tasks(3)), **options)
@@ -148,6 +166,8 @@ def test_moving_averages_are_refused_where_the_trunk_stays_as_it_is(name):
         (Merged, "independent"),
         *((Averaged, name) for name in ("hat", "pmask", "packnet", "independent")),
         *((Switched, name) for name in ("hat", "pmask", "packnet", "lora", "frozen")),
+        *((Flagged, name) for name in ("hat", "pmask", "packnet", "lora")),
+        (lambda: Flagged(threading.Lock()), "lora"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:task .* finds under 5% free")
