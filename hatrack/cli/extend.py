@@ -23,7 +23,8 @@ _extend = imported_when_called("hatrack.cli.extension:extend")
 def command(record: Path, tasks: int, keep_each: bool, methods: tuple[str, ...], **how: Any) -> None:
     """Go on with more tasks of the sequence from the run of RECORD, whose model was kept (hatrack run ... --keep-model).
 
-    The outcome is the record and the model of a run with N tasks from its beginning, bit for bit. They lie beside RECORD. If
-    the run also kept the model after each task (--keep-each), no number of the record is missing.
+    The outcome is the record and the model of a run with N tasks from its beginning, bit for bit; a line says so if it is so
+    only to rounding. They lie beside RECORD. If the run also kept the model after each task (--keep-each), no number of the
+    record is missing.
     """
     _extend(record, tasks, keep_each, methods, **how)

@@ -66,7 +66,7 @@ def check_switch(trunk: nn.Module, names: Collection[str] = ()) -> None:
 def _written_by_switch(trunk: nn.Module, weights: list[nn.Parameter]) -> list[str]:
     """Return the tensors of a trunk to which the switch to evaluation mode gives other values if its weights are others."""
     first, second = _after_switch(trunk, weights), _after_switch(trunk, weights)
-    return [name for name in first.keys() & second.keys() if not _same(first[name], second[name])]
+    return [name for name in first if name in second and not _same(first[name], second[name])]
 
 
 def _after_switch(trunk: nn.Module, weights: list[nn.Parameter]) -> dict[str, Tensor]:
